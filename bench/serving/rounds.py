@@ -109,7 +109,7 @@ def _samples(part: str, number: int, turn: Turn, models: Models, effort: Effort)
                 models.right[question.kind.name],
                 in_flight=question.in_flight,
                 seconds=effort.seconds,
-                requests=effort.requests,
+                requests=effort.requests(question.in_flight),
                 on=turn.client,
                 warm_up_s=_FIRST_WARM_UP_S if is_first and not effort.quick else effort.warm_up_s,
             )

@@ -32,10 +32,9 @@ class Effort:
         """Before each load."""
         return 0 if self.quick else 1
 
-    @property
-    def requests(self) -> int:
-        """Maximum number of requests in each load; 0 for no limit."""
-        return 40 if self.quick else 0
+    def requests(self, in_flight: int) -> int:
+        """Maximum number of requests in a load with that many in flight; 0 for no limit."""
+        return in_flight + 8 if self.quick else 0
 
     def progress(self, what: str) -> None:
         """Prints to stderr what is measured now, with the time so far."""

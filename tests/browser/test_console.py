@@ -98,9 +98,13 @@ def watched(
 
 @pytest.fixture(scope="module")
 def window(browser: Browser, fleet: Fleet) -> Iterator[tuple[BrowserContext, list[str]]]:
-    """A window that most tests share, so that the browser loads and compiles the console's scripts once."""
+    """A window that most tests share, so that the browser loads and compiles the console's scripts once.
+
+    It has an empty page, because a window is gone with its last page, and a new one takes longer than a page.
+    """
     closed: list[str] = []
     with watched(browser, [fleet.key], closed) as context:
+        context.new_page()
         yield context, closed
 
 

@@ -7,13 +7,14 @@ import contextlib
 import json
 import shutil
 import sqlite3
-import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from support.broker import Broker, find_mosquitto
+from support.databases import sqlite_store
+from support.keys import create_key
 from support.proxy import ChaosProxy
 
 from chaos.nursery import Nursery, Process, nursery
@@ -155,7 +156,7 @@ async def victims(
             gateway += f'[mqtt]\nenabled = true\nhost = "127.0.0.1"\nport = {broker.port}\n'
         gateway_config.write_text(gateway)
         agent_config.write_text(agent + cache)
-        await _make_key(gateway_config, folder / "device.token")
+        await asyncio.to_thread(_make_key, folder)
         homes = [
             await stack.enter_async_context(nursery(module, folder))
             for module in ("firstline_edge", "firstline_gateway")
@@ -175,16 +176,8 @@ def _keep_one_variant(manifest: Path) -> None:
     manifest.write_text(json.dumps(document))
 
 
-async def _make_key(config: Path, file: Path) -> None:
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "firstline_gateway", "key", "create", DEVICE, "--device"),
-        *("--config", str(config)),
-        stdout=asyncio.subprocess.PIPE,
-    )
-    key, _ = await process.communicate()
-    await asyncio.to_thread(_write_private, file, key)
-
-
-def _write_private(file: Path, content: bytes) -> None:
+def _make_key(folder: Path) -> None:
+    """Makes the store of the gateway with a key of the device, which has it in a file."""
+    file = folder / "device.token"
     file.touch(mode=0o600)
-    file.write_bytes(content)
+    file.write_text(create_key(sqlite_store(folder), DEVICE, "device"))

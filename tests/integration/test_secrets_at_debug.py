@@ -49,7 +49,7 @@ def _secret_file(file: Path, text: str) -> Path:
 
 @dataclass
 class Site:
-    """Processes of both tiers, not forked: `said` is all that they and commands printed, and how they were called."""
+    """Processes of both tiers: `said` is all that they and commands printed, and how they were called."""
 
     folder: Path
     postgresql: PostgreSql
@@ -77,10 +77,10 @@ class Site:
         return done
 
     @contextmanager
-    def process(self, tier: Module, config: Path) -> Iterator[str]:
-        """Runs a tier until the block ends; yields its URL."""
+    def process(self, tier: Module, config: Path, *, forked: bool = False) -> Iterator[str]:
+        """Runs a tier until the block ends; yields its URL. A forked process does not have its own command line."""
         log = self.folder / f"{config.stem}.log"
-        with TierProcess(tier, "--config", config, log=log, environ=ENVIRON, cwd=self.folder, forked=False) as running:
+        with TierProcess(tier, "--config", config, log=log, environ=ENVIRON, cwd=self.folder, forked=forked) as running:
             self.pids.append(running.process.pid)
             yield running.url
             self.look_at_processes()
@@ -217,18 +217,20 @@ def test_nothing_quotes_a_secret_whatever_goes_wrong(site: Site) -> None:
             site.look_at_processes()
 
         # An agent whose password is wrong, one whose key is torn, and one whose private key the disk has damaged.
-        with site.process("firstline_edge", agent_toml(site, gateway_url, "mistaken", broker="wrong")) as url:
+        with site.process(
+            "firstline_edge", agent_toml(site, gateway_url, "mistaken", broker="wrong"), forked=True
+        ) as url:
             wait_until(lambda: "not authori" in (site.folder / "mistaken.log").read_text().lower())
             ask(site, url, "cloud")
             get(site, url, "/firstline/v1/status")
             site.command("firstline_edge", "doctor", "--config", site.folder / "mistaken.toml")
-        with site.process("firstline_edge", agent_toml(site, gateway_url, "torn", key="torn-key")) as url:
+        with site.process("firstline_edge", agent_toml(site, gateway_url, "torn", key="torn-key"), forked=True) as url:
             assert ask(site, url, "auto") == 200
             get(site, url, "/firstline/v1/status")
         device = site.folder / "state" / "identity" / "device.pem"
         pem = device.read_bytes()
         device.write_bytes(pem.replace(b"PRIVATE KEY", b"PRIVATE KEX"))
-        with site.process("firstline_edge", agent_toml(site, gateway_url, "damaged")) as url:
+        with site.process("firstline_edge", agent_toml(site, gateway_url, "damaged"), forked=True) as url:
             get(site, url, "/firstline/v1/status")
             site.command("firstline_edge", "doctor", "--config", site.folder / "damaged.toml")
         device.write_bytes(pem)
@@ -239,7 +241,7 @@ def test_nothing_quotes_a_secret_whatever_goes_wrong(site: Site) -> None:
     site.postgresql.start()
     refused = site.command("firstline_gateway", "run", "--config", gateway_toml(site, "stranger", store="wrong"))
     assert refused.returncode and "password authentication failed" in refused.stderr
-    with site.process("firstline_gateway", gateway_toml(site, "unknown", broker="wrong")):
+    with site.process("firstline_gateway", gateway_toml(site, "unknown", broker="wrong"), forked=True):
         wait_until(lambda: "not authori" in (site.folder / "unknown.log").read_text().lower())
     for url in (
         f"postgresql+psycopg://keeper:{STORE_PASSWORD}@127.0.0.1/kept",

@@ -36,7 +36,7 @@ def make_environment(wheel: Path, folder: Path) -> Path:
     (site_packages,) = folder.glob("lib/python*/site-packages")
     run(
         *(sys.executable, "-m", "pip", "--python", folder / "bin" / "python", "install", "--quiet"),
-        *("--disable-pip-version-check", "--no-deps", "--no-index", wheel),
+        *("--disable-pip-version-check", "--no-deps", "--no-index", "--no-compile", wheel),
         cwd=folder,
     )
     # A path in a .pth is searched last, and .pth files in it (the editable install's) are not read.
