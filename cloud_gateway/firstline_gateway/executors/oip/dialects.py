@@ -8,7 +8,7 @@ model's own inputs; the bundle's processing is done here.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from threading import Lock
 from typing import Any
 from urllib.parse import quote
@@ -301,10 +301,13 @@ def _specs(metadata: bytes, key: str) -> tuple[TensorSpec, ...]:
         ModelLoadError: they are not there, or not of V2.
     """
     try:
-        return tuple(
-            TensorSpec(str(entry["name"]), _datatype(entry["datatype"]), _shape(entry["shape"]))
+        specs = tuple(
+            TensorSpec(str(entry["name"]), _datatype(entry["datatype"]), tuple(map(int, entry["shape"])))
             for entry in _json_of(metadata)[key]
         )
+        if key == "inputs" and not all(spec.shape for spec in specs):  # an output may also be one that is not used
+            raise ValueError("a tensor without an axis of rows")
+        return specs
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise ModelLoadError(
             f"Its metadata has no '{key}' as V2 describes them: {str(error)[:_ERROR_CHARS]}."
@@ -315,13 +318,6 @@ def _datatype(found: object) -> str:
     if found not in DATATYPES:
         raise ValueError(f"datatype {shown(found)}")
     return str(found)
-
-
-def _shape(found: Iterable[Any]) -> tuple[int, ...]:
-    shape = tuple(map(int, found))
-    if not shape:
-        raise ValueError("a tensor without an axis of rows")
-    return shape
 
 
 def _sha256_in(config: bytes) -> str:

@@ -175,7 +175,6 @@ def named(part: str, **changes: Any) -> dict[str, Any]:
         (questions({"error": "x"}), "no 'inputs' as V2 describes them"),
         (questions(named("inputs", datatype="FP8")), "FP8"),
         (questions(named("inputs", shape=[])), "a tensor without an axis of rows"),
-        (questions(named("outputs", shape=[])), "a tensor without an axis of rows"),
         (questions(config={"parameters": {"sha256": {"string_value": "f" * 64}}}), "built from the file 'ffff"),
         (questions() | {INFER: HttpReply(404, {}, b'{"error": "unknown model"}')}, "unknown model"),
     ],
@@ -184,6 +183,16 @@ def test_a_server_without_the_model_gives_the_reason(
     served: ServedModel, found: dict[str, HttpReply], said: str
 ) -> None:
     assert said in V2Model(served, RuntimeOptions(), DEFAULT_LIMITS).check(found)
+
+
+def test_a_server_may_declare_an_output_without_a_shape(served: ServedModel) -> None:
+    """It may be an output that is not used; one that is used is checked with each answer."""
+    used = structs.replace(served.full, output="logits")
+    model = V2Model(
+        replace(served, manifest=structs.replace(served.manifest, full=used)), RuntimeOptions(), DEFAULT_LIMITS
+    )
+    more = [*METADATA["outputs"], {"name": "steps", "datatype": "FP32", "shape": []}]
+    assert model.check(questions(METADATA | {"outputs": more})) == ""
 
 
 def test_all_servers_must_take_and_give_the_same(served: ServedModel) -> None:
