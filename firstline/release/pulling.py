@@ -111,5 +111,6 @@ def _fetch(registry: Registry, file: SignedFile, path: Path) -> Iterator[int]:
         if there >= file.size_bytes:
             path.unlink()
         raise IntegrityError(
-            f"{file.path} came with {there} of {file.size_bytes} bytes, or with others than were signed; pull again."
+            f"{file.path} came with {there} of {file.size_bytes} bytes, or with others than were signed; pull again. "
+            f"If that repeats, delete the file {file.sha256} of the registry and push the bundle again."
         )

@@ -139,6 +139,25 @@ async def test_push_repairs_a_file_that_the_disk_cut_short(begun: RegistrySite) 
     assert (await begun.push(open_bundle(DIGITS))).sent_files == 0
 
 
+async def test_a_file_with_other_bytes_is_named_and_sent_again_once_it_is_deleted(
+    begun: RegistrySite, tmp_path: Path
+) -> None:
+    content = (DIGITS / "full.onnx").read_bytes()
+    digest = hashlib.sha256(content).hexdigest()
+    stored = begun.folder / "blobs" / digest[:2] / digest
+    stored.write_bytes(bytes(len(content)))
+
+    def pulling(registry: Registry) -> int:
+        trust = trust_of(begun, registry)
+        return pull_bundle(trust, registry, "digits", 1, tmp_path / "pulled", report=ignore).fetched_bytes
+
+    with pytest.raises(IntegrityError, match=f"delete the file {digest} of the registry and push the bundle again"):
+        await begun.with_registry(pulling)
+    stored.unlink()
+    assert (await begun.push(open_bundle(DIGITS))).sent_files == 1
+    assert await begun.with_registry(pulling) >= len(content)
+
+
 async def test_interrupted_download_resumes(begun: RegistrySite) -> None:
     content = (DIGITS / "full.onnx").read_bytes()
     digest = hashlib.sha256(content).hexdigest()
