@@ -217,8 +217,8 @@ def watch(rollout: IdArgument, gateway: GatewayOptions) -> Report:
 
 def _report(rollouts: Rollouts, summary: RolloutSummary, exit_code: int = 0) -> Report:
     looks = rollouts.looks(summary.id)
-    failed = rollouts.failed(summary, _FAILED_SHOWN)
-    value = {"rollout": summary, "looks": looks, "failed": failed}
+    failed = rollouts.failed(summary, _FAILED_SHOWN + 1)  # one more tells whether there are more
+    value = {"rollout": summary, "looks": looks, "failed": failed[:_FAILED_SHOWN]}
     return Report(value, _rollout_text(summary, looks, failed), exit_code)
 
 
@@ -235,8 +235,8 @@ def _rollout_text(
         )
         yield table(">stage", ">look", "when", "verdict", "rule", "why", rows=rows)
     if failed:
-        yield table("failed", "why", rows=((one.device, one.reason or one.state) for one in failed))
-    if len(failed) == _FAILED_SHOWN:
+        yield table("failed", "why", rows=((one.device, one.reason or one.state) for one in failed[:_FAILED_SHOWN]))
+    if len(failed) > _FAILED_SHOWN:
         yield f"These are the first {_FAILED_SHOWN}."
 
 
