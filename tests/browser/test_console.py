@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, expect
+from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, expect
 from support.console import ROLLOUTS, Fleet, console, console_gateway
 from support.processes import TierProcess
 from support.profiles import profile
@@ -28,7 +28,7 @@ LOCAL = re.compile(r"^(https?|wss?)://127\.0\.0\.1[:/]|^data:|^blob:")
 _GREEN = """() => [...document.querySelectorAll('.tone-good, .tone-good *')].filter(
   each => { const [r, g, b] = getComputedStyle(each).color.match(/\\d+/g).map(Number); return g > r + 30 && g > b + 30 }
   ).length"""
-_EXPECTED = ("WebSocket connection", "ERR_CONNECTION_REFUSED", "status of 401")
+_EXPECTED = ("WebSocket connection", "ERR_CONNECTION_REFUSED", "status of 401", "/nothing")
 _FOCUS = """() => { const on = document.activeElement, style = getComputedStyle(on);
   const outlined = style.outlineStyle !== 'none' && parseFloat(style.outlineWidth) >= 2
   return { words: on.innerText, seen: outlined || style.boxShadow.includes('6px') } }"""
@@ -77,7 +77,6 @@ def watched(
     context.set_default_timeout(PATIENT_MS)
     asked, said, heard = list[str](), list[str](), [] if closed is None else closed
     context.on("request", lambda request: asked.append(request.url))
-    context.on("console", lambda message: said.append(message.text) if message.type in ("error", "warning") else None)
     context.on("weberror", lambda error: said.append(str(error.error)))
 
     def follow(page: Page) -> None:
@@ -86,6 +85,11 @@ def watched(
     def note(frame: Any) -> None:
         heard.append(frame if isinstance(frame, str) else frame.decode(errors="replace"))
 
+    def complain(message: ConsoleMessage) -> None:
+        if message.type in ("error", "warning"):
+            said.append(f"{message.text} {message.location['url']}")
+
+    context.on("console", complain)
     context.on("page", follow)
     yield context
     for page in context.pages:
