@@ -16,9 +16,9 @@ def laborious(path: Path, classes: int = 2, *, rounds: int = 0, width: int = 256
     They change nothing, and take some microseconds each.
     """
     weights = {
-        "in": np.ones((classes, width)),
-        "round": np.full((width, width), 1 / width),
-        "out": np.zeros((width, classes)),
+        "in": np.ones((classes, width), np.float32),
+        "round": np.full((width, width), 1 / width, np.float32),
+        "out": np.zeros((width, classes), np.float32),
     }
     nodes, last = [helper.make_node("MatMul", ["x", "in"], ["h0"])], "h0"
     for at in range(1, rounds + 1):
@@ -29,5 +29,5 @@ def laborious(path: Path, classes: int = 2, *, rounds: int = 0, width: int = 256
         helper.make_node("Add", ["x", "zeros"], ["logits"]),
         helper.make_node("Softmax", ["logits"], ["probabilities"], axis=-1),
     ]
-    used = {name: weights[name].astype(np.float32) for name in ("in", "out", *(["round"] if rounds else []))}
+    used = {name: weights[name] for name in ("in", "out", *(["round"] if rounds else []))}
     return float_graph(path, nodes, {"x": ["n", classes]}, {"probabilities": ["n", classes]}, **used)
