@@ -31,8 +31,8 @@ def run_with_output(run: Callable[[], int], report: Callable[[str], object]) -> 
     """Runs a command, and writes all its output before it returns.
 
     If stdout is closed, the output is discarded; likewise if its reader has enough, as `| head` does. If stderr is
-    closed, its lines are discarded, and no file of the command takes its place. What stderr refuses is discarded too:
-    the exit code stays that of the command.
+    closed, its lines are discarded, and no file of the command takes its place. Lines that stderr refuses are
+    discarded too: the exit code stays that of the command.
 
     Args:
         run: the command; returns its exit code.

@@ -564,7 +564,7 @@ class Anchors(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", t
         least: side of an anchor in the first grid, as a fraction of the input's shorter side.
         most: the same of the last grid.
         ratios: width by height of the anchors of a cell.
-        lowest: number of anchors of a cell of the first grid: 3, or 0 for as many as in the others.
+        lowest: number of anchors of a cell of the first grid: 3, or 0 for the number of the other grids.
     """
 
     offsets: Annotated[str, Meta(min_length=1)]
