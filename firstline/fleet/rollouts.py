@@ -13,7 +13,7 @@ from firstline_core.fleet.audit_log import Entry, Head
 from firstline_core.ids import new_request_id
 
 _RETURN_STATES = ("returning", "returned")  # a device that failed before has a reason
-_FAILED_STATES = ("failed", "silent", "stranded", *_RETURN_STATES)
+_FAILED_STATES = ("failed", "silent", "stranded", *_RETURN_STATES)  # in the order in which a device has them
 
 
 class Rollouts(Api):
@@ -68,9 +68,15 @@ class Rollouts(Api):
 
     def failed(self, rollout: wire.RolloutSummary, limit: int = 100) -> tuple[wire.RolloutDevice, ...]:
         """Returns the first devices that failed; also those that have since returned to their previous version."""
-        states = (state for state in _FAILED_STATES if rollout.devices.get(state))
-        found = (one for state in states for one in self.devices(rollout.id, state))
-        return tuple(islice((one for one in found if one.reason or one.state not in _RETURN_STATES), limit))
+        failed: dict[str, wire.RolloutDevice] = {}
+        # A device may go on to a later state while they are asked for, so a count of the summary does not rule one out.
+        for state in _FAILED_STATES if any(map(rollout.devices.get, _FAILED_STATES)) else ():
+            for one in self.devices(rollout.id, state):
+                if one.reason or state not in _RETURN_STATES:
+                    failed[one.device] = one
+                if len(failed) == limit:
+                    return tuple(failed.values())
+        return tuple(failed.values())
 
     def audit_page(self, before: int = 2**53, subject: str = "", action: str = "", limit: int = 50) -> wire.AuditPage:
         """Returns a page of the audit log, the newest entries first."""

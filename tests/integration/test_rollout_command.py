@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from support.databases import sqlite_store
 from support.keys import bearer, create_key
 from typer.testing import Result
 
+from firstline.fleet import open_fleet
 from firstline.fleet.audit_export import head_of
 from firstline_core.fleet.twin import Desired, Reported, RunningModel, Update
 from firstline_core.fleet.update import UpdateState
@@ -107,7 +109,13 @@ async def test_failed_devices_are_named_with_the_reason(site: FleetSite) -> None
     await site.gateway.rollout_driver.drive()
     shown = await site("rollout", "get", rollout)
     assert ["cam", "self_test_failed"] in [line.split() for line in shown.stdout.splitlines()], shown.output
-    await site("rollout", "rollback", rollout)
+    with open_fleet(site.url, site.key) as fleet:
+        summary = await asyncio.to_thread(fleet.rollouts.get, rollout)
+        await site("rollout", "rollback", rollout)
+        await site.gateway.rollout_driver.drive()
+        (failed,) = await asyncio.to_thread(fleet.rollouts.failed, summary)  # which has gone on since the summary
+    assert summary.devices == {"failed": 1} and failed.state != "failed"
+    assert (failed.device, failed.reason) == ("cam", "self_test_failed")
     shown = await site("rollout", "get", rollout)
     assert ["cam", "self_test_failed"] in [line.split() for line in shown.stdout.splitlines()], shown.output
 
