@@ -21,6 +21,7 @@ from pathlib import Path
 import httpx
 from support.digits import scans
 from support.proxy import FINE, drawn
+from support.waiting import until
 
 from chaos.victims import DEVICE, MODEL, Tier, Victims, victims
 from firstline_core.protocol import mqtt_messages
@@ -31,6 +32,7 @@ from firstline_core.types import Status
 _CLIENTS = 4
 _LIFE_S = 0.3  # mean of a victim's life, once it answers
 _IN_ITS_START = 0.15  # share of the kills that do not wait for that
+_LEAST_ACKNOWLEDGED = 21  # before the last kill of a victim, however slow the machine is
 _PAUSE_S = 0.05
 _PATIENCE_S = 120.0  # without any progress
 _TRANSITORY = (httpx.HTTPError, OSError)
@@ -120,11 +122,13 @@ async def campaign(
 async def _reap(  # noqa: PLR0917
     tier: Tier, kills: int, name: str, rng: random.Random, seen: Campaign, tell: Callable[[Campaign], None]
 ) -> None:
-    for _ in range(kills):
+    for left in range(kills, 0, -1):
         if rng.random() < _IN_ITS_START:
             await asyncio.sleep(rng.uniform(0.0, 0.3))
         else:
             await tier.ready()
+            if left == 1:
+                await until(lambda: len(seen.acknowledged) >= _LEAST_ACKNOWLEDGED, _PATIENCE_S)
             await asyncio.sleep(rng.expovariate(1 / _LIFE_S))
         await tier.kill()
         seen.kills[name] += 1
