@@ -246,7 +246,7 @@ def _npy_header(archive: zipfile.ZipFile, member: str, path: Path) -> tuple[int,
 
 def _check_rows(rows: int, what: str) -> None:
     if rows > ROWS_LIMIT:
-        raise ConfigError(f"{what} has {rows} rows; at most {ROWS_LIMIT} are read.")
+        raise ConfigError(f"{what} has {rows} rows; at most {ROWS_LIMIT} are read. Split the file.")
 
 
 def _shape(archive: zipfile.ZipFile, member: str, path: Path) -> tuple[int, ...]:
