@@ -154,7 +154,7 @@ def offline(effort: Effort, seed: int) -> list[Figure]:
     """An hour without a link."""
     seen = hour_offline(effort.offline, seed, every_tenth("offline"))
     rate = asyncio.run(drain_rate(effort.drained, seed))
-    whole = f"{effort.offline:,}, as many as came in"
+    whole = f"{effort.offline:,}, all requests"
     return [
         Figure("requests without a link, 20 a second", seen.asked, "", f"{effort.offline:,}", True),
         Figure("promised, on a real disk", seen.promised, "", whole, seen.promised == seen.asked),
