@@ -87,7 +87,7 @@ async def test_a_batch_abandoned_before_its_thread_frees_its_slot() -> None:
 
 @pytest.mark.parametrize("abandoned", [False, True])
 def test_a_thread_may_end_after_the_event_loop(abandoned: bool, caplog: pytest.LogCaptureFixture) -> None:
-    model = Held()
+    model, before = Held(), set(threading.enumerate())
 
     async def begin() -> LocalExecutor:
         local = LocalExecutor({M: cast(LoadedModel, model)}, sessions=1, max_batch_rows=32)
@@ -102,7 +102,7 @@ def test_a_thread_may_end_after_the_event_loop(abandoned: bool, caplog: pytest.L
     local = asyncio.run(begin())
     model.goes_on.set()
     assert asyncio.run(local.close(60))
-    for thread in threading.enumerate():
+    for thread in set(threading.enumerate()) - before:
         if thread.name.startswith("session"):
             thread.join(60)
     assert model.runs == [1]
