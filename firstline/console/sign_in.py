@@ -12,7 +12,7 @@ import secrets
 from collections.abc import Callable
 from http import HTTPStatus
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs
 
 from starlette.applications import Starlette
@@ -34,6 +34,10 @@ if TYPE_CHECKING:
     from authlib.integrations.starlette_client import OAuth
 
 _BODY_BYTES, _BODY_S = 4096, 20.0
+_PROVIDER_S = 20.0  # for all that one step of a sign-in asks of the identity provider
+# Those of public keys: a provider may also list "none", and then a token without a signature would be accepted.
+_SIGNATURES = frozenset({"RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"})
+_DEFAULT_SIGNATURE = "RS256"
 _MOST_HASHES = 2  # at once; each takes 19 MiB of memory
 _PAGE = Path(__file__).with_name("sign_in.html").read_text()
 Note = Callable[[SignIn], None]
@@ -120,14 +124,16 @@ class SignInRoutes:
             return self._too_many(request, wait_s)
         callback = f"{self._accounts.oidc.url.rstrip('/')}{PATH}/oidc/callback"
         try:
-            answer: Response = await self._oauth.provider.authorize_redirect(request, callback)
+            async with asyncio.timeout(_PROVIDER_S):
+                answer: Response = await self._oauth.provider.authorize_redirect(request, callback)
         except Exception as error:  # noqa: BLE001 (whatever the provider answers)
-            return self._page(request, f"The identity provider cannot be used: {error}.", HTTPStatus.BAD_GATEWAY)
+            sentence = f"The identity provider cannot be used: {_reason(error)}."
+            return self._page(request, sentence, HTTPStatus.BAD_GATEWAY)
         return answer
 
     async def _from_provider(self, request: Request) -> Response:
         address = _address(request)
-        if self._oauth is None:
+        if self._oauth is None or self._accounts.oidc is None:
             return RedirectResponse(PATH, HTTPStatus.SEE_OTHER)
         if wait_s := self._attempts.begin(address):
             return self._too_many(request, wait_s)
@@ -137,9 +143,12 @@ class SignInRoutes:
             sentence = "This sign-in was not begun in this browser, or took too long; begin again."
             return self._page(request, sentence, HTTPStatus.UNAUTHORIZED)
         try:
-            token = await provider.authorize_access_token(request)
+            async with asyncio.timeout(_PROVIDER_S):
+                await _prepare(provider)
+                options = _expected_claims(self._accounts.oidc)
+                token = await provider.authorize_access_token(request, claims_options=options)
         except Exception as error:  # noqa: BLE001 (whatever the provider answers)
-            sentence = f"The identity provider did not let you in: {error}."[:200]
+            sentence = f"The identity provider did not let you in: {_reason(error)}."[:200]
             await self._noted(SignIn("", "oidc", address, sentence))
             return self._page(request, sentence, HTTPStatus.UNAUTHORIZED)
         claims = token.get("userinfo") or {}
@@ -191,6 +200,31 @@ async def _fields(request: Request) -> dict[str, str]:
         return {}
     found = parse_qs(body.decode("utf-8", "replace"), keep_blank_values=True)
     return {name: values[0] for name, values in found.items()}
+
+
+async def _prepare(provider: Any) -> None:
+    """Has the provider's keys read again, and limits the signatures of its tokens to those of its keys."""
+    metadata = await provider.load_server_metadata()
+    metadata.pop("jwks", None)  # the provider may have replaced or withdrawn a key since
+    listed = metadata.get("id_token_signing_alg_values_supported") or ()
+    signatures = [each for each in listed if each in _SIGNATURES] or [_DEFAULT_SIGNATURE]
+    metadata["id_token_signing_alg_values_supported"] = signatures
+
+
+def _expected_claims(oidc: Oidc) -> dict[str, Any]:
+    """Returns the claims that a token must have: the provider of the accounts issued it, for this console."""
+    issuer = oidc.issuer.rstrip("/")
+    return {
+        "iss": {"essential": True, "values": [issuer, f"{issuer}/"]},
+        "aud": {"essential": True, "value": oidc.client_id},
+    }
+
+
+def _reason(error: Exception) -> str:
+    """Returns why the provider did not answer properly, without a period."""
+    if isinstance(error, TimeoutError) or "Timeout" in type(error).__name__:  # of the HTTP library that Authlib uses
+        return "it did not answer in time"
+    return str(error).partition("\n")[0].rstrip(".: ") or type(error).__name__
 
 
 def _oauth(oidc: Oidc) -> OAuth:

@@ -1,15 +1,19 @@
-"""Sign-in to the console by OpenID Connect, at `oidc-provider` from npm."""
+"""Sign-in to the console by OpenID Connect, at `oidc-provider` from npm, and at a provider that lies."""
 
 from __future__ import annotations
 
 import shutil
 import subprocess
+import threading
+import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 import pytest_asyncio
+from support.lying_provider import LyingProvider, lying_provider
 from support.needs import missing
 
 from firstline.console.accounts import Accounts, GroupRole, Oidc
@@ -92,3 +96,80 @@ async def test_an_unreachable_provider_is_named(monkeypatch: pytest.MonkeyPatch,
     async with away.console, away.provider:
         refused = await away.console.get(f"{PATH}/oidc")
     assert refused.status_code == 502 and "The identity provider cannot be used" in refused.text
+
+
+@pytest.fixture
+def liar() -> Iterator[LyingProvider]:
+    with lying_provider() as found:
+        yield found
+
+
+@pytest_asyncio.fixture
+async def visitor(liar: LyingProvider, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Browser]:
+    found = Browser(liar.url, tmp_path, monkeypatch)
+    async with found.console, found.provider:
+        yield found
+
+
+async def test_a_key_that_the_provider_has_replaced_counts_no_more(liar: LyingProvider, visitor: Browser) -> None:
+    for kid in ("first", "first", "", "", "other"):  # also under the same name, or without one
+        replaced, liar.key = liar.key, liar.new_key(kid)
+        liar.header = {"alg": "RS256"} | ({"kid": kid} if kid else {})
+        entered = await visitor.console.get(await visitor.sign_in("anna"))
+        assert entered.status_code == 303, entered.text
+        visitor.console.cookies.delete(COOKIE)
+    new, liar.key = liar.key, replaced
+    address = await visitor.sign_in("anna")
+    token, liar.key = liar.token(), new
+    liar.token = lambda: token  # type: ignore[method-assign]
+    assert (await visitor.console.get(address)).status_code == 401
+
+
+@pytest.mark.parametrize(
+    ("metadata", "claims"),
+    [
+        ({}, {"aud": "other", "azp": "console"}),
+        ({}, {"aud": []}),
+        ({}, {"aud": ["other"]}),
+        ({}, {"iss": "http://other"}),
+        ({"issuer": None}, {"iss": "http://other"}),
+        ({"issuer": "http://other"}, {"iss": "http://other"}),
+        ({}, {"exp": 1_000_000_000}),
+        ({}, {"nbf": 10_000_000_000}),
+        ({}, {"iat": 10_000_000_000}),
+        ({}, {"nonce": "another"}),
+        ({}, {"nonce": None}),
+    ],
+)
+async def test_a_token_for_others_is_refused(
+    liar: LyingProvider, visitor: Browser, metadata: dict[str, Any], claims: dict[str, Any]
+) -> None:
+    liar.metadata, liar.claims = metadata, claims
+    refused = await visitor.console.get(await visitor.sign_in("anna"))
+    assert refused.status_code == 401 and COOKIE not in visitor.console.cookies
+    assert [one.person for one in visitor.noted] == [""] and "did not let you in" in visitor.noted[0].refused
+
+
+@pytest.mark.filterwarnings("default:JWS algorithm")  # as in production, where it is not an error
+async def test_an_unsigned_token_is_refused_although_the_provider_lists_it(
+    liar: LyingProvider, visitor: Browser
+) -> None:
+    liar.metadata = {"id_token_signing_alg_values_supported": ["none", "HS256", "RS256"]}
+    assert (await visitor.console.get(await visitor.sign_in("anna"))).status_code == 303
+    visitor.console.cookies.delete(COOKIE)
+    liar.header = {"alg": "none"}
+    refused = await visitor.console.get(await visitor.sign_in("anna"))
+    assert refused.status_code == 401 and COOKIE not in visitor.console.cookies
+
+
+async def test_a_provider_that_is_silent_is_named(
+    liar: LyingProvider, visitor: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("firstline.console.sign_in._PROVIDER_S", 0.2)
+    let_on = threading.Event()
+    liar.before = lambda: let_on.wait(30)
+    begun_s = time.monotonic()
+    refused = await visitor.console.get(f"{PATH}/oidc")
+    let_on.set()
+    assert time.monotonic() - begun_s < 4  # the HTTP library alone waits for 5 s, and for ever if bytes trickle in
+    assert refused.status_code == 502 and "cannot be used: it did not answer in time." in refused.text
