@@ -35,6 +35,17 @@ if TYPE_CHECKING:
 
 _COMMON = frozenset({*Answer.__struct_fields__, "model", "version", "id"})
 _SHOWN_VALUES = 8
+# What the readers of an answer raise for one that no Firstline server sends.
+_UNREADABLE = (
+    AttributeError,
+    KeyError,
+    MemoryError,  # run lengths of a mask that no memory holds
+    OverflowError,
+    TypeError,
+    ValueError,
+    InvalidTensorError,
+    msgspec.ValidationError,
+)
 
 Picture: TypeAlias = "Image.Image | str | Path | bytes"
 """An opened image, the path of a file, or its content."""
@@ -340,7 +351,7 @@ def prediction_from(document: Mapping[str, Any], source: str, sent_id: str = "")
         if "results" in document:
             return Rows(**common, rows=tuple(_read(row, common) for row in document["results"]))
         return _read(document, common)
-    except (AttributeError, KeyError, TypeError, ValueError, InvalidTensorError, msgspec.ValidationError) as error:
+    except _UNREADABLE as error:
         raise ProtocolError(f"{source} did not answer as a Firstline server does: {error}.") from error
 
 
@@ -443,13 +454,20 @@ def _mask(mask: Mapping[str, Any]) -> NDArray[np.uint8]:
         pairs = np.array(mask["rle"], np.int64).reshape(-1, 2)
         if pairs[:, 1].sum() != shape[0] * shape[1]:
             raise ValueError("the run lengths do not fill the mask")
-        return np.repeat(pairs[:, 0], pairs[:, 1]).astype(np.uint8).reshape(shape)
+        if np.any(pairs[:, 0] != pairs[:, 0].astype(np.uint8)):
+            raise ValueError("the mask has a class beyond 0 to 255")
+        return np.repeat(pairs[:, 0].astype(np.uint8), pairs[:, 1]).reshape(shape)
     try:
         from PIL import Image
     except ImportError as error:
         raise ConfigError("Masks need Pillow, which is not installed: pip install pillow; or use masks=rle.") from error
-    with Image.open(BytesIO(b64decode(mask["png"])), formats=("PNG",)) as image:
-        return np.asarray(image, np.uint8).reshape(shape)
+    try:
+        with Image.open(BytesIO(b64decode(mask["png"])), formats=("PNG",)) as image:
+            if image.size != shape[::-1]:
+                raise ValueError(f"the mask has {image.width} x {image.height} pixels, not {shape[1]} x {shape[0]}")
+            return np.asarray(image, np.uint8).reshape(shape)
+    except (OSError, SyntaxError, Image.DecompressionBombError) as error:
+        raise ValueError(f"the mask is not a PNG that can be read: {error}") from error
 
 
 _READERS: Mapping[str, Callable[[Mapping[str, Any], dict[str, Any]], Prediction]] = {

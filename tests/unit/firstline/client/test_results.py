@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import base64
+import struct
 from io import BytesIO
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 import orjson
@@ -191,6 +194,35 @@ def test_masks_are_drawn_and_checked() -> None:
     fields["mask"] = {"width": 2, "height": 2, "rle": [[0, 3], [1, 1_000_000_000]]}
     with pytest.raises(ProtocolError, match="run lengths do not fill the mask"):
         prediction_from(document | fields, "The server")
+
+
+def png(width: int, height: int) -> str:
+    """A PNG in base64 that declares its size, and has no pixels."""
+    chunks = (b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)), (b"IDAT", b""), (b"IEND", b"")
+    data = b"".join(
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", crc32(kind + data)) for kind, data in chunks
+    )
+    return base64.b64encode(b"\x89PNG\r\n\x1a\n" + data).decode()
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        {"png": "aGVsbG8="},
+        {"png": png(1, 1)},
+        {"png": png(2, 2)},
+        {"png": png(60_000, 60_000)},
+        {"rle": [[0, 10**30]]},
+        {"rle": [[300, 4]]},
+        {"rle": [[1, 10**16]], "width": 10**8, "height": 10**8},
+    ],
+    ids=["no png", "another size", "no pixels", "bomb", "no number", "no class", "beyond memory"],
+)
+def test_a_mask_that_no_server_sends_is_an_error_of_the_protocol(mask: dict[str, Any]) -> None:
+    document = orjson.loads(orjson.dumps(answer_json(response(first_row(BOXES)), None, {})))
+    fields = {"classes": [], "mask": {"width": 2, "height": 2} | mask}
+    with pytest.raises(ProtocolError, match="The server did not answer as a Firstline server does"):
+        prediction_from({key: document[key] for key in document if key != "outputs"} | fields, "The server")
 
 
 def test_answers_of_unknown_tasks_keep_their_fields() -> None:
