@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, ThreadPoolExecutor, wait
+from threading import Event
 from typing import Any, TypeVar
 
 from firstline.client.retries import Outcome, Steps
@@ -18,25 +19,37 @@ T = TypeVar("T")
 
 Progress = Callable[[int], object]
 
+Pause = Callable[[float], object]
+"""Waits for a time (seconds)."""
+
 
 def in_threads(
-    run: Callable[[Steps[Outcome[T]]], Outcome[T]],
+    run: Callable[[Steps[Outcome[T]], Pause], Outcome[T]],
     requests: Iterable[Steps[Outcome[T]]],
     *,
     in_flight: int,
     ordered: bool,
     on_progress: Progress | None,
 ) -> Iterator[Outcome[T]]:
-    """Sends each request from a thread; consumes `requests` only as fast as requests are sent."""
+    """Sends each request from a thread; consumes `requests` only as fast as requests are sent.
+
+    Once the caller takes no more outcomes, no request is retried: the interpreter waits for the threads when it ends.
+    """
     if in_flight < 1:
         raise ValueError(f"in_flight is {in_flight}; with less than 1 nothing would be sent.")
     threads = ThreadPoolExecutor(in_flight, thread_name_prefix="infer-many")
     under_way: deque[Future[Outcome[T]]] = deque()
     source, done = iter(requests), 0
+    is_over = Event()
+
+    def pause(seconds: float) -> None:
+        if is_over.wait(seconds):
+            raise CancelledError
+
     try:
         while True:
             while len(under_way) < in_flight and (following := next(source, None)) is not None:
-                under_way.append(threads.submit(run, following))
+                under_way.append(threads.submit(run, following, pause))
             if not under_way:
                 return
             first = under_way[0] if ordered else next(iter(wait(under_way, return_when=FIRST_COMPLETED).done))
@@ -47,6 +60,7 @@ def in_threads(
                 on_progress(done)
             yield outcome
     finally:
+        is_over.set()
         threads.shutdown(wait=False, cancel_futures=True)
 
 

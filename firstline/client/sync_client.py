@@ -18,7 +18,7 @@ from firstline.client import answer_stream, calls, retries
 from firstline.client.answer_stream import DEFAULT_PATIENCE_S
 from firstline.client.calls import Call, FileOptions, Inputs, RequestOptions
 from firstline.client.connection import DEFAULT_TIMEOUT_S, BaseClient, link_error, this_process
-from firstline.client.infer_many import DEFAULT_IN_FLIGHT, Progress, in_threads
+from firstline.client.infer_many import DEFAULT_IN_FLIGHT, Pause, Progress, in_threads
 from firstline.client.infer_many import DEFAULT_PATIENCE_S as RETRY_PATIENCE_S
 from firstline.client.results import Prediction
 from firstline.client.retries import Outcome, Steps
@@ -299,13 +299,13 @@ class Client(BaseClient[httpx.Client]):
                 connection.close()
             raise
 
-    def _run(self, steps: Steps[T]) -> T:
+    def _run(self, steps: Steps[T], pause: Pause = time.sleep) -> T:
         """Sends the calls of some steps, and waits between them."""
         try:
             step = next(steps)
             while True:
                 if isinstance(step, float):
-                    time.sleep(step)
+                    pause(step)
                     step = next(steps)
                     continue
                 try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -105,6 +106,17 @@ async def test_requests_are_read_only_as_needed(ask: Asker, pixels: np.ndarray) 
     assert len(read) == 3
     with pytest.raises(ValueError, match="in_flight is 0"):
         await ask.many("digits", requests(), in_flight=0)
+
+
+def test_no_request_is_retried_once_the_outcomes_are_no_longer_taken(unused_tcp_port: int) -> None:
+    with Client(f"http://127.0.0.1:{unused_tcp_port}") as client:
+        outcomes = client.infer_files("digits", [b"a", b"b", Path("absent.png")], ordered=False, patience_s=600)
+        assert isinstance(next(outcomes).error, errors.InvalidTensorError)
+        threads = [each for each in threading.enumerate() if each.name.startswith("infer-many")]
+        outcomes.close()
+        for each in threads:
+            each.join(10)
+            assert not each.is_alive()
 
 
 def test_temporary_errors_are_retried_within_the_patience() -> None:
