@@ -292,13 +292,14 @@ def similarity(task: Task, outputs: Arrays, reference: Arrays) -> NDArray[np.flo
         return np.array([_matched(outputs, reference, row) for row in range(len(outputs[COUNT]))])
     if isinstance(task, Classification):
         probabilities = outputs[PROBABILITIES].astype(np.float64)
+        # The cosine, so that a model that is sure of everything gains nothing.
+        norm = np.linalg.norm(probabilities, axis=1)
         if LABEL in reference:
             labels = reference[LABEL]
-            found = probabilities[np.arange(len(labels)), np.maximum(labels, 0)]
+            found = probabilities[np.arange(len(labels)), np.maximum(labels, 0)] / np.maximum(norm, 1e-9)
             return np.where(labels == UNLABELLED, np.nan, found)
         theirs = reference[PROBABILITIES].astype(np.float64)
-        # The cosine, so that a model that is sure of everything gains nothing.
-        norm = np.linalg.norm(probabilities, axis=1) * np.linalg.norm(theirs, axis=1)
+        norm *= np.linalg.norm(theirs, axis=1)
         agreement: NDArray[np.float64] = (probabilities * theirs).sum(axis=1) / np.maximum(norm, 1e-9)
         return agreement
     if isinstance(task, Regression):

@@ -3,8 +3,8 @@
 A data set is
 
 - a folder of images or recordings, in it or in its `images/`, `images.zip`, `audio/` or `audio.zip`, with or without
-  `labels.csv`, whose column `file` names them; boxes may be next to it, as COCO JSON or in `labels/STEM.txt`, and the
-  classes of pixels in `masks/STEM.png`,
+  `labels.csv`, whose column `file` names them, or one folder for each label; boxes may be next to it, as COCO JSON or in
+  `labels/STEM.txt`, and the classes of pixels in `masks/STEM.png`,
 - videos, of which one frame in N is taken,
 - or a table: CSV, JSON lines, NPZ or Parquet, whose columns have the names of the bundle's inputs.
 
@@ -19,7 +19,7 @@ import zipfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
@@ -258,8 +258,10 @@ class Dataset:
 
     def _labels(self, labels: Sequence[str], inputs: Sequence[InputSpec]) -> Array | None:
         """Returns the label of each sample; `UNLABELLED` where the data says -1 or nothing."""
+        if self.table is None:
+            return self._folder_labels(labels)
         named = self._has_truth("name", inputs)
-        if self.table is None or not (self._has(self.label_column) or named):
+        if not (self._has(self.label_column) or named):
             return None
         names = [_text(name) for name in self._column("name")] if named else None
         cells = self._column(self.label_column) if self._has(self.label_column) else None
@@ -280,6 +282,13 @@ class Dataset:
                     "bundle's labels or the label offset."
                 )
         return found
+
+    def _folder_labels(self, labels: Sequence[str]) -> Array | None:
+        """Returns the labels of files that are all in folders named by labels, otherwise None."""
+        folders = [PurePosixPath(sample.file).parent.name for sample in self.samples]
+        if any(list(labels).count(folder) != 1 for folder in set(folders)):
+            return None
+        return np.array([list(labels).index(folder) for folder in folders], np.int64)
 
     def _label_sets(self, labels: Sequence[str]) -> Arrays | None:
         """Returns which labels each sample has, BOOL (n, labels): numbers or names, separated by semicolons."""

@@ -170,6 +170,21 @@ def test_column_of_names_alone_labels_the_data(tmp_path: Path) -> None:
         found.truth(Classification(("cat", "bird")))
 
 
+def test_folders_named_by_labels_label_their_files(tmp_path: Path) -> None:
+    pets = Classification(("cat", "dog", "dog house"))
+    with zipfile.ZipFile(tmp_path / "pets.zip", "w") as archive:
+        archive.writestr("pets/dog house/1.png", b"")
+        archive.writestr("pets/cat/1.png", b"")
+    assert open_dataset(tmp_path / "pets.zip").required_truth(pets)[LABEL].tolist() == [0, 2]
+    for name in ("dog/1.png", "cat/2.png"):
+        (tmp_path / "images" / name).parent.mkdir(parents=True)
+        (tmp_path / "images" / name).write_bytes(b"")
+    assert open_dataset(tmp_path).required_truth(pets)[LABEL].tolist() == [0, 1]
+    assert open_dataset(tmp_path).truth(Classification(("cat", "dog", "dog"))) is None
+    (tmp_path / "images" / "3.png").write_bytes(b"")
+    assert open_dataset(tmp_path).truth(pets) is None
+
+
 def test_labels_are_optional(tmp_path: Path) -> None:
     folder = _folder(tmp_path, "file\nb/c.png\n", {"a.png": b"first", "b/c.png": b"second", ".hidden": b""})
     assert list(open_dataset(folder).contents()) == [b"second"]
