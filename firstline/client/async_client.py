@@ -80,6 +80,7 @@ class AsyncClient(BaseClient[httpx.AsyncClient]):
     events = _iterated(Client.events)
     stream_file = _iterated(Client.stream_file)
     metadata = _awaited(Client.metadata)
+    models = _awaited(Client.models)
     status = _awaited(Client.status)
     ready = _awaited(Client.ready)
 

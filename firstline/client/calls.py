@@ -221,7 +221,8 @@ def infer_file(model: str, file: str | Path | bytes, options: FileOptions, *, cl
     try:
         content = file if isinstance(file, bytes) else Path(file).read_bytes()
     except OSError as error:
-        raise InvalidTensorError(f"{file!s} {unreadable(error)}") from error
+        advice = " A string is a path; give a text as bytes." if isinstance(file, str) else ""
+        raise InvalidTensorError(f"{file!s} {unreadable(error)}{advice}") from error
     params: dict[str, Any] = {key: str(options[key]) for key in ("route", "privacy", "wait") if key in options}
     timeout_s = _timeout_s(options)
     if timeout_s is not None:
@@ -315,6 +316,23 @@ def read_metadata(response: httpx.Response) -> ModelMetadata:
         )
     except (KeyError, TypeError) as error:
         raise ProtocolError(f"{response.url} did not describe a V2 model: {error}.") from error
+
+
+def models() -> Call[dict[str, tuple[str, ...]]]:
+    """Returns the request for the models that are ready, which is Triton's index."""
+    return Call("POST", "/v2/repository/index", read_models, b'{"ready":true}')
+
+
+def read_models(response: httpx.Response) -> dict[str, tuple[str, ...]]:
+    """Returns the versions of each model by its name."""
+    _check(response)
+    found: dict[str, tuple[str, ...]] = {}
+    try:
+        for entry in orjson.loads(response.content):
+            found[entry["name"]] = (*found.get(entry["name"], ()), str(entry["version"]))
+    except (orjson.JSONDecodeError, KeyError, TypeError) as error:
+        raise ProtocolError(f"{response.url} did not list its models as Triton does.") from error
+    return found
 
 
 def status() -> Call[dict[str, Any]]:

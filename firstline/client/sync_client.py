@@ -172,7 +172,8 @@ class Client(BaseClient[httpx.Client]):
 
         Args:
             model: the bundle's name.
-            file: its path, or its content as bytes: an image, a recording, text, or JSON for numbers.
+            file: its path, or its content as bytes: an image, a recording, text, or JSON for numbers. Give an array of
+                pixels to `infer`.
             **options: see `FileOptions`.
 
         Returns:
@@ -212,21 +213,16 @@ class Client(BaseClient[httpx.Client]):
         return self._many(self._run, sent, in_flight=in_flight, ordered=ordered, on_progress=on_progress)
 
     def answer(self, request_id: str) -> InferResponse:
-        """Returns the latest answer to a request of yours: the correction, once there is one.
-
-        Only agents store answers.
+        """Returns the latest answer to a request of yours: of a promise at an agent, of a job at a gateway.
 
         Raises:
+            NotReadyError: the job is not answered yet.
             UnknownAnswerError: there is no answer with this id for you.
         """
         return self._send(calls.answer(request_id))
 
     def prediction(self, request_id: str) -> Prediction:
-        """Like `answer`, as a typed answer.
-
-        Raises:
-            UnknownAnswerError: there is no answer with this id for you.
-        """
+        """Like `answer`, as a typed answer."""
         return self._send(calls.prediction(request_id))
 
     def wait_for_final(self, request_id: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> InferResponse:
@@ -276,6 +272,10 @@ class Client(BaseClient[httpx.Client]):
     def metadata(self, model: str, version: str | int = "") -> ModelMetadata:
         """Returns a model's inputs, outputs and labels."""
         return self._send(calls.metadata(model, version))
+
+    def models(self) -> dict[str, tuple[str, ...]]:
+        """Returns the models that are ready: their versions by name."""
+        return self._send(calls.models())
 
     def status(self) -> dict[str, Any]:
         """Returns an agent's status: its models, links, outbox and cache. A gateway does not offer it."""

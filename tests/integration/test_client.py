@@ -130,6 +130,7 @@ async def test_metadata_describes_the_model(ask: Asker) -> None:
     assert metadata.labels == open_bundle(DIGITS).manifest.labels
     assert (metadata.inputs[0].name, metadata.inputs[0].datatype) == ("image", "BYTES")
     assert await ask("metadata", "digits", "1") == metadata
+    assert await ask("models") == {"digits": ("1",)}
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,8 @@
 A data set is
 
 - a folder of images or recordings, in it or in its `images/`, `images.zip`, `audio/` or `audio.zip`, with or without
-  `labels.csv`, whose column `file` names them, or one folder for each label; boxes may be next to it, as COCO JSON or in
-  `labels/STEM.txt`, and the classes of pixels in `masks/STEM.png`,
+  `labels.csv`, whose column `file` names them, or with a folder for each label; boxes may be next to it, as COCO JSON
+  or in `labels/STEM.txt`, and the classes of pixels in `masks/STEM.png`,
 - videos, of which one frame in N is taken,
 - or a table: CSV, JSON lines, NPZ or Parquet, whose columns have the names of the bundle's inputs.
 

@@ -180,6 +180,8 @@ class TestInferFile:
     def test_missing_file_is_named(self, tmp_path: Path) -> None:
         with pytest.raises(InvalidTensorError, match=r"scan\.png does not exist"):
             calls.infer_file("m", tmp_path / "scan.png", {})
+        with pytest.raises(InvalidTensorError, match=r"great thanks does not exist.* give a text as bytes"):
+            calls.infer_file("m", "great thanks", {})
 
     def test_options_are_query_parameters(self) -> None:
         call = calls.infer_file(
@@ -355,6 +357,13 @@ class TestMetadata:
     def test_malformed_metadata_is_a_protocol_error(self, changes: dict[str, Any]) -> None:
         with pytest.raises(ProtocolError, match="did not describe a V2 model"):
             calls.read_metadata(response(200, orjson.dumps(self.FOUND | changes)))
+
+    def test_models_are_listed_with_their_versions(self) -> None:
+        entries = [{"name": name, "version": version} for name, version in (("a", "1"), ("b", 3), ("a", "2"))]
+        assert calls.read_models(response(200, orjson.dumps(entries))) == {"a": ("1", "2"), "b": ("3",)}
+        for content in (b"no JSON", b"[1]", b"[{}]", b"1"):
+            with pytest.raises(ProtocolError, match="did not list its models"):
+                calls.read_models(response(200, content))
 
 
 class TestToken:
