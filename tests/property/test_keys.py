@@ -132,7 +132,7 @@ def test_rows_of_several_inputs_are_cut_and_joined_alike(of: dict[str, list[int]
 @given(COLUMNS)
 def test_a_row_has_a_key_for_each_model(of: dict[str, list[int]]) -> None:
     inputs = columns(of)
-    edge_names, full_names = list(of)[:1], list(of)
+    edge_names, full_names = list(of)[:1], frozenset(of)
     rows = rows_of(inputs, edge_names, full_names, "edge")
     assert [row.content for row in rows] == content_digests(inputs, full_names)
     assert [row.edge_key for row in rows] == [

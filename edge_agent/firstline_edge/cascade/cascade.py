@@ -101,30 +101,30 @@ class Cascade:
         if not request.inputs or [tensor for tensor in request.inputs if tensor.array.shape[:1] in _NO_ROWS]:
             raise InvalidTensorError(f"The request to model '{request.model}' has no rows; send one at least.")
         model = self.models.find(request.model, request.version)
-        if model is not None:
-            model = self._variant_of(context, model)
-        edge, partial = model.edge if model is not None else None, False
-        if model is not None:
-            names = edge.loaded.input_names if edge is not None else tuple(model.full_inputs)
-            checked_later = names if edge is not None else ()
-            context.inputs = declared_inputs(request, model.manifest, names, checked_later=checked_later)
-            partial = not context.inputs.keys() >= model.full_inputs
+        if model is None:
+            return await self._pass_on(context)
+        model = self._variant_of(context, model)
+        edge = model.edge
+        names = edge.loaded.input_names if edge is not None else tuple(model.full_inputs)
+        checked_later = names if edge is not None else ()
+        context.inputs = declared_inputs(request, model.manifest, names, checked_later=checked_later)
+        edge_digest, size_bytes = "", 0
+        if edge is not None:
+            edge_digest, size_bytes = edge.digest, edge.size_bytes(request)
+            context.row_ms = edge.measured_ms(size_bytes / request.rows)
 
         # 1. What the request alone decides. A request that is bound to this device is refused if it cannot run here.
         decision = policy.before(
             request.route,
             request.privacy,
             holds_model=edge is not None,
-            partial=partial,
-            size_bytes=request.size_bytes if edge is None else edge.size_bytes(request),
+            partial=not context.inputs.keys() >= model.full_inputs,
+            size_bytes=size_bytes,
             limit_bytes=self.limit_bytes,
         )
-        if model is None:
-            return await self._pass_on(context)
         asks_edge = edge is not None and (decision is None or decision.tier is _EDGE)
         if asks_edge:
             context.turn_to(_EDGE, None if decision is None else decision.reason)
-        edge_digest = edge.digest if edge is not None else ""
         context.rows = rows_of(context.inputs, names, model.full_inputs, edge_digest)
 
         hedge: Hedge | None = None
@@ -134,7 +134,7 @@ class Cascade:
             if edge is not None and asks_edge:
                 missing = self.edge_runs.fill_from_cache(context, edge, context.rows)
                 if missing:
-                    if decision is None and not context.shedding and not edge.quick(request):
+                    if decision is None and not context.shedding and not edge.quick(request.rows * context.row_ms):
                         hedge = self.hedging.start(request, model, edge, missing, context.deadline_s)
                     await self._run_edge(context, edge, missing, hedge, bound_to_device=decision is not None)
 
@@ -154,6 +154,8 @@ class Cascade:
 
     async def _pass_on(self, context: RequestContext) -> InferResponse:
         """Returns the gateway's answer for a model that this device does not hold."""
+        route, privacy = context.request.route, context.request.privacy
+        policy.before(route, privacy, holds_model=False, size_bytes=0, limit_bytes=self.limit_bytes)
         if not self.escalation.client.linked:
             unknown = self.models.unknown(context.request.model, context.request.version)
             raise UnknownModelError(f"{unknown.message} To ask a gateway for it, add a [[links]] section.")
@@ -272,14 +274,14 @@ class EdgeRuns:
         if edge.loaded.has_costs:
             cost = await self.decoding.cost(edge.loaded, inputs, request.size_bytes, request.principal)
             light = is_light(cost)
-        if light and edge.quick(request):
+        if light and edge.quick(request.rows * context.row_ms):
             # It runs at once, so that no other request can ask for the same row meanwhile.
             batch = inputs if len(rows) == len(context.rows) else take_rows(inputs, [row.position for row in rows])
-            return edge.run(batch, edge.measured_ms(request, len(rows)) / 1000)
+            return edge.run(batch, len(rows) * context.row_ms / 1000)
 
         async def compute(positions: Sequence[int]) -> list[ModelOutput]:
             taken = [rows[position].position for position in positions]
-            measured_s = edge.measured_ms(request, len(positions)) / 1000
+            measured_s = len(positions) * context.row_ms / 1000
             async with self.decoding.prepared(
                 edge.loaded, take_rows(inputs, taken), cost.take(taken), request.principal, context.deadline_s
             ) as prepared:
@@ -320,20 +322,28 @@ class RowDecisions:
         """Answers the rows that need no escalation, and notes the thresholds; returns the other rows.
 
         Args:
-            context: the request.
+            context: the request, with one row at least.
             model: with the variant that ran.
             by_request: the policy's decision by the request alone; None to decide by the edge output.
             hedge: the early call to the full model, if there is one.
         """
         escalated: list[Row] = []
         for row in context.rows:
-            if not self._decide_row(context, model, row, by_request, hedge):
+            terms = self.router.terms(model, model.group(row.edge))
+            if not self._decide_row(context, model, row, by_request, hedge, terms=terms):
                 escalated.append(row)
-        context.decision_record = {**self.router.record_of(model), **context.decision_record}
+        context.decision_record = {**terms.record, **context.decision_record}  # which is the same for all rows
         return escalated
 
     def _decide_row(
-        self, context: RequestContext, model: DeviceModel, row: Row, by_request: Decision | None, hedge: Hedge | None
+        self,
+        context: RequestContext,
+        model: DeviceModel,
+        row: Row,
+        by_request: Decision | None,
+        hedge: Hedge | None,
+        *,
+        terms: AcceptanceTerms,
     ) -> bool:
         """Decides one row, and writes its answer; returns False if the full model must answer it.
 
@@ -346,9 +356,9 @@ class RowDecisions:
             row: gains its reason, and its answer.
             by_request: the policy's decision by the request alone; None to decide by the edge output.
             hedge: the early call to the full model, if there is one.
+            terms: for answers such as this one.
         """
         edge, router = model.edge, self.router
-        terms = router.terms(model, model.group(row.edge))
         decision = by_request or router.decide(model, row, terms)
         row.reason = decision.reason
         if decision.tier is _EDGE and edge is not None:
@@ -392,7 +402,8 @@ class RowDecisions:
         if self.spending is None or row.edge is None:
             return False
         size_bytes = context.request.size_bytes / context.request.rows
-        denial = self.spending.denial(size_bytes, row.value, demanded=decision.demanded)
+        value = policy.value_of(row.edge.value, row.score)
+        denial = self.spending.denial(size_bytes, value, demanded=decision.demanded)
         if denial is not None:
             context.denials[row.position] = denial
         return denial is not None
@@ -405,7 +416,7 @@ class AcceptanceTerms(NamedTuple):
         manifest, certificate_state: for which these terms hold.
         threshold: the bundle's, raised by the device or an alarm.
         covered: whether a certificate covers edge answers that their score accepts.
-        record: for the decision log, see `TierRouter.record_of`.
+        record: of the thresholds of this model's answers, for the decision log; JSON-able.
     """
 
     manifest: Manifest
@@ -470,7 +481,7 @@ class TierRouter:
             return _TOO_HEAVY
         evidence = RowEvidence(
             row.score,
-            row.value,
+            output.value,
             terms.threshold,
             edge.certificate is not None,
             output.outputs,
@@ -493,10 +504,6 @@ class TierRouter:
         if not policy.covered(_CONFIDENT, self._without_alarm(model, None), certificate):
             return "policy.min_threshold is above its threshold, and its certificate on the stream holds only at that"
         return ""
-
-    def record_of(self, model: DeviceModel) -> Mapping[str, Any]:
-        """Returns the thresholds of this model's answers for the decision log; JSON-able."""
-        return self.terms(model).record
 
     def may_escalate(self, model: DeviceModel, row: Row, decision: Decision) -> bool:
         """Returns whether a row may be escalated.

@@ -143,13 +143,9 @@ class EdgeModel:
     escalation_rate: EscalationRate = field(default_factory=EscalationRate, compare=False)
     profiled: Point | None = field(default=None, compare=False)
 
-    def expected_ms(self, request: InferRequest, rows: int) -> float:
-        """Returns the expected time of this many rows of the request; infinite if nothing was measured."""
-        return self.pace.factor * self.measured_ms(request, rows)
-
     def sure_ms(self, request: InferRequest, rows: int) -> float:
-        """Returns the time that 95 % of such runs do not exceed, for deadlines."""
-        return self.pace.sure * self.measured_ms(request, rows)
+        """Returns the time that 95 % of runs of this many rows of the request do not exceed, for deadlines."""
+        return self.pace.sure * rows * self.measured_ms(self.size_bytes(request) / request.rows)
 
     def size_bytes(self, request: InferRequest) -> int:
         """Returns the bytes of payload that this model reads."""
@@ -160,14 +156,14 @@ class EdgeModel:
             else [tensor.array for tensor in inputs if tensor.name in names]
         )
 
-    def measured_ms(self, request: InferRequest, rows: int) -> float:
-        """Returns the shortest time of this many rows of the request. Decoding grows with the bytes."""
-        share = self.size_bytes(request) / request.rows / (self.sample_bytes or 1)
-        return rows * self.row_ms * (share if share > 1 else 1.0)
+    def measured_ms(self, row_bytes: float) -> float:
+        """Returns the shortest time of a row; infinite if nothing was measured. Decoding grows with the bytes."""
+        share = row_bytes / (self.sample_bytes or 1)
+        return self.row_ms * (share if share > 1 else 1.0)
 
-    def quick(self, request: InferRequest) -> bool:
-        """Returns whether the request runs on the event loop."""
-        return runs_on_loop(self.expected_ms(request, request.rows) / 1000)
+    def quick(self, measured_ms: float) -> bool:
+        """Returns whether a request runs on the event loop, by the shortest time of all its rows."""
+        return runs_on_loop(self.pace.factor * measured_ms / 1000)
 
     def run(self, inputs: Arrays, measured_s: float = math.inf) -> list[ModelOutput]:
         """Returns the model's output for each row.

@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 from firstline_core import processing
 from firstline_core.clock import Clock
 from firstline_core.routing.account import Denial
-from firstline_core.routing.policy import value_of
 from firstline_core.types import (
     DATATYPES,
     Answer,
@@ -139,14 +138,6 @@ class Row(Struct, eq=False):
         edge = self.edge
         return math.nan if edge is None or edge.score is None else edge.score
 
-    @property
-    def value(self) -> float:
-        """P(edge wrong and full right): the value of an escalation. 1 if the edge model has not run."""
-        edge = self.edge
-        if edge is None:
-            return 1.0
-        return value_of(edge.value, self.score)
-
     def accept_edge(
         self, reason: Reason, digest: str, status: Status = Status.FINAL, *, certified: bool = False
     ) -> None:
@@ -168,6 +159,7 @@ class RequestContext(Struct, eq=False):
         deadline_s: on the monotonic clock.
         inputs: of the request by name, in the manifest's order; empty until the model is found on this device.
         rows: the request's rows in order; empty until the model is found on this device.
+        row_ms: the shortest measured time of one of its rows, by the edge variant; infinite without one.
         attempts: all tries so far.
         tier: the tier that was to answer last; None if the request was refused before any.
         reason: why that tier was to answer.
@@ -181,6 +173,7 @@ class RequestContext(Struct, eq=False):
     deadline_s: float
     inputs: Arrays = {}
     rows: list[Row] = []
+    row_ms: float = math.inf
     attempts: list[Attempt] = []
     tier: Tier | None = None
     reason: Reason | None = None
@@ -283,7 +276,7 @@ def summarise(
     )
 
 
-def rows_of(inputs: Arrays, edge_names: Collection[str], full_names: Collection[str], edge_digest: str) -> list[Row]:
+def rows_of(inputs: Arrays, edge_names: Collection[str], full_names: frozenset[str], edge_digest: str) -> list[Row]:
     """Returns the rows of a request.
 
     Args:
@@ -293,9 +286,8 @@ def rows_of(inputs: Arrays, edge_names: Collection[str], full_names: Collection[
         edge_digest: of the edge model, see `EdgeModel.digest`; "" without one.
     """
     of_edge = contents = content_digests(inputs, edge_names)
-    full_set = set(full_names)
-    if full_set != set(edge_names) and inputs.keys() >= full_set:
-        contents = content_digests(inputs, full_set)
+    if full_names != {*edge_names} and inputs.keys() >= full_names:
+        contents = content_digests(inputs, full_names)
     rows: list[Row] = []
     for position, content in enumerate(contents):
         rows.append(Row(position, content, result_key(of_edge[position], edge_digest)))

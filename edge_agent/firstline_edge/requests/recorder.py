@@ -72,7 +72,7 @@ class _Answered(Struct, frozen=True, eq=False):
                 ran = True
                 statistics.ran(self.request.rows, attempt.ms / 1000, _NO_WAIT_S)
         if not hit:
-            statistics.cache_miss.add(0.0)
+            statistics.cache_miss.count += 1
         if not ran:
             statistics.queue.count += 1  # Triton counts answers from its cache in this way
 

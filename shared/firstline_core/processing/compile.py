@@ -105,7 +105,8 @@ class Preprocess(NamedTuple):
         Returns:
             (rows, ...); with `windows` (rows, windows, ...), and `WINDOWS` as a side array.
         """
-        array, side = tensor.array, dict[str, Array]()
+        array = tensor.array
+        side: dict[str, Array] = {}
         if (decoder := self.images or self.audio) is not None:
             measured: Sequence[Any] = decoder.check_and_measure(tensor) if costs is None else costs
             array = decoder.run(tensor, measured)

@@ -190,13 +190,12 @@ _ESCALATE_BY_POLICY = Decision(Tier.CLOUD, Reason.POLICY)
 _ESCALATE_FOR_VALUE = Decision(Tier.CLOUD, Reason.VALUABLE, demanded=False)
 
 
-@dataclass(slots=True)
-class RowEvidence:
+class RowEvidence(Struct, eq=False):
     """The evidence for one row after the edge model ran.
 
     Args:
         score: confidence of the edge model, higher means more certain; NaN without one.
-        value: P(edge wrong and full right), 0 to 1; see `value_of`.
+        learned_value: P(edge wrong and full right), 0 to 1, by the bundle; None if it learned none.
         threshold: in use: certified, declared or raised.
         has_certificate: whether a valid certificate is in force; it need not cover this row.
         outputs: of the edge model, one row.
@@ -204,11 +203,16 @@ class RowEvidence:
     """
 
     score: float
-    value: float
+    learned_value: float | None
     threshold: float
     has_certificate: bool
     outputs: Arrays
     now_s: float
+
+    @property
+    def value(self) -> float:
+        """P(edge wrong and full right), learned or estimated."""
+        return value_of(self.learned_value, self.score)
 
 
 @dataclass(slots=True)

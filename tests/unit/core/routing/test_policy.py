@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import math
 import random
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from firstline_core.errors import ConfigError, RequestError
 from firstline_core.routing.policy import (

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 from support.agent import DIGITS
 from support.edge import manifest
-from support.images import images
 from support.logs import captured_lines
 
 from firstline_core.bundle.manifest import MANIFEST_NAME, Policy, Score, encode_manifest, parse_manifest
@@ -23,7 +22,7 @@ from firstline_core.bundle.store import Bundle
 from firstline_core.routing.policy import Logistic
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.tasks import classification
-from firstline_core.types import PROBABILITIES, InferRequest, Tensor, take_rows
+from firstline_core.types import PROBABILITIES, Tensor, take_rows
 from firstline_edge.models import loading
 from firstline_edge.models.loading import bundle_paths, load_bundle, open_models, quickest_ms
 from firstline_edge.models.models import DeviceModel, Models, RelativeRunTimes
@@ -114,32 +113,29 @@ def test_small_work_is_quick_and_large_work_is_not(held: DeviceModel) -> None:
     assert held.edge is not None
     edge = replace(held.edge, row_ms=0.1, sample_bytes=100)
 
-    def asked(*sizes: int) -> InferRequest:
-        return InferRequest("digits", (images(*(b"x" * size for size in sizes)),), "")
-
-    assert edge.quick(asked(100)) and edge.quick(asked(10))
-    assert not edge.quick(asked(*[100] * 20))  # many rows
-    assert not edge.quick(asked(2000))  # a picture that takes long to decode
-    assert not replace(edge, row_ms=math.inf).quick(asked(1))
+    assert edge.quick(edge.measured_ms(100)) and edge.quick(edge.measured_ms(10))
+    assert not edge.quick(20 * edge.measured_ms(100))  # many rows
+    assert not edge.quick(edge.measured_ms(2000))  # a picture that takes long to decode
+    assert not edge.quick(replace(edge, row_ms=math.inf).measured_ms(1))
 
 
 def test_a_model_that_has_become_slow_leaves_the_event_loop_until_it_is_quick_again(held: DeviceModel) -> None:
     assert held.edge is not None
     edge = replace(held.edge, row_ms=0.1, sample_bytes=100)
-    asked = InferRequest("digits", (images(b"x" * 100),), "")
+    measured_ms = edge.measured_ms(100)
     sample = held.edge.loaded.typical_inputs()
     assert sample is not None
     for _ in range(3):  # not for a moment's sake
         edge.run(sample, measured_s=0.0)
-    assert edge.quick(asked) and edge.expected_ms(asked, 1) == pytest.approx(0.1 * 1.05**3)
-    while edge.quick(asked):
+    assert edge.quick(measured_ms) and edge.pace.factor * measured_ms == pytest.approx(0.1 * 1.05**3)
+    while edge.quick(measured_ms):
         edge.pace.ran(1.0, 0.0)
-    assert edge.expected_ms(asked, 1) >= 1.0
-    while not edge.quick(asked):
+    assert edge.pace.factor * measured_ms >= 1.0
+    while not edge.quick(measured_ms):
         edge.pace.ran(0.0, 1.0)
     for _ in range(100):
         edge.run(sample, measured_s=9.0)
-    assert edge.expected_ms(asked, 1) == 0.1  # not quicker than it was ever measured
+    assert edge.pace.factor * measured_ms == 0.1  # not quicker than it was ever measured
 
 
 def test_a_line_that_was_expected_to_be_quicker_teaches_the_pace_once() -> None:

@@ -75,9 +75,9 @@ def test_a_profile_gives_the_models_time_before_it_runs(tmp_path: Path, workers:
     edge = loaded(DIGITS, tmp_path, workers)
     assert edge.profiled is not None
     assert edge.row_ms == 200 and edge.sample_bytes == edge.profiled.moved.received_bytes == 1
-    assert edge.expected_ms(asked(), 1) == pytest.approx(300)
+    assert edge.pace.factor * edge.measured_ms(1) == pytest.approx(300)
     assert edge.sure_ms(asked(), 1) == pytest.approx(600)
-    assert not edge.quick(asked())  # where nothing was known it is, by far
+    assert not edge.quick(edge.measured_ms(1))  # where nothing was known it is, by far
 
 
 @pytest.mark.parametrize(("as_planned", "row_ms"), [(True, 100), (False, 200)])
