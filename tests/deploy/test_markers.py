@@ -65,9 +65,7 @@ def outcome(checkout: Path, **environment: str) -> str:
 
 
 @pytest.mark.parametrize(("ci", "summary"), [({}, "6 skipped"), ({"CI": "true"}, "2 skipped, 4 errors")])
-def test_without_what_they_need_a_person_s_tests_skip_and_ci_fails(
-    tmp_path: Path, ci: dict[str, str], summary: str
-) -> None:
+def test_a_missing_need_skips_a_test_and_fails_ci(tmp_path: Path, ci: dict[str, str], summary: str) -> None:
     absent = str(tmp_path / "absent")
     assert outcome(tmp_path, FIRSTLINE_MOSQUITTO=absent, FIRSTLINE_SHARED_DATA=absent, **ci) == summary
 

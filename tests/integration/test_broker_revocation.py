@@ -123,9 +123,7 @@ def test_revoked_session_can_do_nothing_until_it_is_ended(broker: GeneratedBroke
     gateway.close()
 
 
-async def test_reenrolled_device_connects_and_its_stolen_certificate_does_not(
-    broker: GeneratedBroker, room: Room
-) -> None:
+async def test_a_stolen_certificate_does_not_connect_after_reenrolment(broker: GeneratedBroker, room: Room) -> None:
     thief = device(broker, "a")
     stolen = broker.issuer.serials["a"]
     fresh = broker.issuer.device("a")
@@ -147,9 +145,7 @@ async def test_session_revoked_before_the_start_is_ended(broker: GeneratedBroker
     await room.updater.task.close()
 
 
-async def test_ending_a_session_is_retried(
-    broker: GeneratedBroker, room: Room, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_ending_sessions_is_retried(broker: GeneratedBroker, room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
     failed = asyncio.Event()
 
     async def fails_first(settings: MqttSettings, devices: Sequence[str]) -> list[str]:

@@ -300,9 +300,7 @@ def test_triton_reads_the_answers_parameters_over_grpc(triton_grpc: ClientResult
     assert response["parameters"]["status"] == {"string_param": "final"}
 
 
-def test_triton_streams_and_an_error_ends_its_request_alone(
-    triton_grpc: ClientResults, asked: Asked, tier: str
-) -> None:
+def test_an_error_in_a_stream_ends_its_request_alone(triton_grpc: ClientResults, asked: Asked, tier: str) -> None:
     first, refused, last = triton_grpc["stream"]
     check_rows(first, asked.expected[tier])
     check_rows(last, asked.expected[tier])

@@ -54,9 +54,7 @@ async def alone(tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
         yield http
 
 
-async def test_json_and_binary_answers_are_equal(
-    alone: httpx.AsyncClient, sure_and_unsure: tuple[bytes, bytes]
-) -> None:
+async def test_json_and_binary_answers_agree(alone: httpx.AsyncClient, sure_and_unsure: tuple[bytes, bytes]) -> None:
     binary = await infer(alone, digits_request(images(*sure_and_unsure)))
     plain = await infer(alone, digits_request(images(*sure_and_unsure), binary_output=False))
     np.testing.assert_array_equal(binary.output("probabilities"), plain.output("probabilities"))

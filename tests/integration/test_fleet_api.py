@@ -92,9 +92,7 @@ async def test_tags_select_devices_and_need_the_latest_state(
         assert len(found.json()["devices"]) == count
 
 
-async def test_the_brake_reaches_every_device_and_is_lifted(
-    cam: httpx.AsyncClient, operator: httpx.AsyncClient
-) -> None:
+async def test_the_brake_reaches_all_devices_and_is_lifted(cam: httpx.AsyncClient, operator: httpx.AsyncClient) -> None:
     await cam.get("/fleet/v1/twin")
     brake = Brake(0.0, "the gateway is being moved")
     assert (await operator.put("/fleet/v1/brake", **json(brake))).json()["devices"] == 1

@@ -73,9 +73,7 @@ async def command(file: Path, *arguments: str) -> int:
     return await asyncio.to_thread(run)
 
 
-async def test_a_rollout_configures_a_running_agent_and_rolls_back(
-    site: RegistrySite, settings: EdgeSettings, tmp_path: Path
-) -> None:
+async def test_a_rollout_configures_a_running_agent(site: RegistrySite, settings: EdgeSettings, tmp_path: Path) -> None:
     signed = await pushed(site, tmp_path, CAREFUL)
     rollouts, driver = site.gateway.rollouts, site.gateway.rollout_driver
     definition = Definition(
@@ -175,9 +173,7 @@ async def test_unsigned_configurations_and_locked_settings_are_refused(
     assert (shown["what"], shown["state"]) == ("configuration", "rejected")
 
 
-async def test_a_reload_keeps_the_fleets_configuration_on_top(
-    site: RegistrySite, settings: EdgeSettings, tmp_path: Path
-) -> None:
+async def test_a_reload_keeps_the_fleets_settings(site: RegistrySite, settings: EdgeSettings, tmp_path: Path) -> None:
     signed = await pushed(site, tmp_path, CAREFUL)
     settings = replace(settings, log=replace(settings.log, format="json"))
     found = [

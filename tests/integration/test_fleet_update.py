@@ -53,9 +53,7 @@ async def test_an_adaptive_device_gets_every_usable_variant(site: RegistrySite, 
     assert {path.name for path in slot.iterdir()} == models | {"golden.json", "manifest.json"}
 
 
-async def test_signed_bundle_is_installed_under_load(
-    site: RegistrySite, settings: EdgeSettings, tmp_path: Path
-) -> None:
+async def test_a_bundle_is_installed_under_load(site: RegistrySite, settings: EdgeSettings, tmp_path: Path) -> None:
     wanted = await pushed(site, tmp_path / "two", 2)
     versions: list[str] = []
     over = asyncio.Event()
@@ -91,9 +89,7 @@ async def test_signed_bundle_is_installed_under_load(
         assert [held.version for held in agent.models.all] == ["1"]
 
 
-async def test_a_model_is_rolled_back_at_once_on_the_device(
-    site: RegistrySite, settings: EdgeSettings, tmp_path: Path
-) -> None:
+async def test_a_device_rolls_a_model_back_at_once(site: RegistrySite, settings: EdgeSettings, tmp_path: Path) -> None:
     wanted = await pushed(site, tmp_path / "two", 2)
     async with serving_agent(settings) as (agent, url), httpx.AsyncClient(base_url=url, timeout=30) as client:
         await connected_to_fleet(agent)

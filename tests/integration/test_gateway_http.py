@@ -189,9 +189,7 @@ def _json_pixels() -> bytes:
     return b'{"inputs": [{"name": "image", "datatype": "FP32", "shape": [1, 1], "data": [3]}]}'
 
 
-async def test_unexpected_errors_reveal_no_details(
-    gated: tuple[Gateway, GatedExecutor],
-) -> None:
+async def test_unexpected_errors_reveal_no_details(gated: tuple[Gateway, GatedExecutor]) -> None:
     gateway, executor = gated
     async with serving(gateway) as url, httpx.AsyncClient(base_url=url) as client:
         task = asyncio.create_task(client.post(V2, content=_json_pixels()))

@@ -226,9 +226,7 @@ async def test_replicas_share_requests_without_duplicates(mosquitto: Broker, tmp
     assert answered == sorted(publication.correlation_data.decode() for publication in asked)
 
 
-async def test_an_answer_over_the_brokers_limit_is_an_error_for_the_device(
-    start_mosquitto: Callable[..., Broker], tmp_path: Path
-) -> None:
+async def test_an_answer_over_the_brokers_limit_fails(start_mosquitto: Callable[..., Broker], tmp_path: Path) -> None:
     broker = start_mosquitto(settings=["message_size_limit 500"])
     async with gateway_at(broker, tmp_path), device_at(broker, "press-7") as device, asyncio.timeout(5):
         publication = device.publication(request_of())

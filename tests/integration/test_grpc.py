@@ -175,9 +175,7 @@ async def test_an_open_stream_ends_when_its_key_is_revoked(
 
 
 @pytest.mark.parametrize("fresh_s", [0.0, 20.0])
-async def test_each_request_of_a_stream_counts_against_the_rate_of_its_key(
-    fresh_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_each_request_of_a_stream_counts(fresh_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("firstline_core.protocol.grpc.service._FRESH_S", fresh_s)
     settings = settings_of(tmp_path)
     key = create_key(settings.store, "shop", "application", requests_per_s=0.001)

@@ -128,9 +128,7 @@ async def test_another_gateway_needs_force(gateway: TlsSite, device: Device, tmp
         assert (code, "as line-2" in out) == (0, True)
 
 
-async def test_a_device_of_another_authority_is_told_to_join_again(
-    gateway: TlsSite, device: Device, tmp_path: Path
-) -> None:
+async def test_a_device_of_another_authority_must_join_again(gateway: TlsSite, device: Device, tmp_path: Path) -> None:
     await device.join(gateway.url, "--token-file", await gateway.token_file("press-7"))
     settings = load(None, environ={}, overrides={"agent.state_dir": str(device.state_dir)})
     async with tls_site(tmp_path / "second") as second:
@@ -154,9 +152,7 @@ async def test_invalid_arguments_are_explained(device: Device, url: str, text: s
     assert text not in stderr
 
 
-async def test_a_missing_token_file_is_explained(
-    device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_absent_token_file_is_named(device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "edge-agent.toml").touch()
     code, _, stderr = await device.join("https://127.0.0.1:9", "--token-file", tmp_path / "none")

@@ -264,7 +264,7 @@ async def test_a_connection_that_the_network_forgot_is_replaced(mosquitto: Broke
         await link.close()
 
 
-async def test_a_birth_message_over_the_brokers_limit_costs_no_connection(
+async def test_an_oversized_birth_message_costs_no_connection(
     start_mosquitto: Callable[..., Broker],
 ) -> None:
     broker = start_mosquitto(settings=["message_size_limit 1000"])

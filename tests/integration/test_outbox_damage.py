@@ -234,9 +234,7 @@ async def test_damage_is_reported_by_the_start_that_succeeds(
     assert says in reasons[0] and reasons[1] == ""
 
 
-async def test_a_replacement_whose_mark_fails_leaves_no_connection_open(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_failed_replacement_leaves_no_connection_open(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "outbox.db").write_bytes(b"this is no database at all" * 100)
     opened = []
 

@@ -110,9 +110,7 @@ def without_own_values(answer: bytes) -> bytes:
     return _OWN_VALUES.sub(b"", answer)
 
 
-async def test_client_that_leaves_a_kept_connection_returns_its_capacity(
-    gated: tuple[Gateway, GatedExecutor],
-) -> None:
+async def test_client_that_leaves_a_kept_connection_returns_its_capacity(gated: tuple[Gateway, GatedExecutor]) -> None:
     gateway, executor = gated
     async with serving(gateway) as url, connected(url) as (reader, writer):
         for _ in range(2):
@@ -156,9 +154,7 @@ async def test_log_lines_belong_to_their_request(
     assert len(first) == len(second) == 1 and first != second
 
 
-async def test_refused_expect_100_ends_the_connection(
-    gated: tuple[Gateway, GatedExecutor],
-) -> None:
+async def test_refused_expect_100_ends_the_connection(gated: tuple[Gateway, GatedExecutor]) -> None:
     """The rest of the body may still come, so the next request could be taken for it."""
     gateway, _ = gated
     async with serving(gateway) as url, connected(url) as (reader, writer):
@@ -200,9 +196,7 @@ async def test_idle_connections_hold_no_bodies(gated: tuple[Gateway, GatedExecut
     assert largest < len(body)
 
 
-async def test_unread_refusals_are_bounded(
-    gated: tuple[Gateway, GatedExecutor], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_unread_refusals_are_few(gated: tuple[Gateway, GatedExecutor], monkeypatch: pytest.MonkeyPatch) -> None:
     gateway, _ = gated
     monkeypatch.setattr(gateway.overload, "refuses", lambda *_: True)
     async with serving(gateway, limits=ServerLimits(write_s=0.5)) as url:

@@ -139,9 +139,7 @@ async def test_push_repairs_a_file_that_the_disk_cut_short(begun: RegistrySite) 
     assert (await begun.push(open_bundle(DIGITS))).sent_files == 0
 
 
-async def test_a_file_with_other_bytes_is_named_and_sent_again_once_it_is_deleted(
-    begun: RegistrySite, tmp_path: Path
-) -> None:
+async def test_a_changed_file_is_named_and_replaced_once_deleted(begun: RegistrySite, tmp_path: Path) -> None:
     content = (DIGITS / "full.onnx").read_bytes()
     digest = hashlib.sha256(content).hexdigest()
     stored = begun.folder / "blobs" / digest[:2] / digest

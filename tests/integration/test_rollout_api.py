@@ -43,7 +43,7 @@ async def desired(cam: httpx.AsyncClient) -> Desired:
     return msgspec.json.decode((await cam.get("/fleet/v1/twin")).content, type=Desired)
 
 
-async def test_a_model_is_rolled_out_to_a_device_and_back(
+async def test_a_model_is_rolled_out_and_back(
     gateway: Gateway, cam: httpx.AsyncClient, operator: httpx.AsyncClient
 ) -> None:
     await report(cam, 1, 0, 1)

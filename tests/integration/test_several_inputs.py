@@ -81,7 +81,7 @@ async def test_each_model_reads_its_own_inputs(site: tuple[EdgeAgent, Gateway]) 
     assert yes(response) == sigmoid(SURE, UNSURE + 3 + 1)
 
 
-async def test_equal_rows_are_answered_from_the_cache_by_all_that_a_model_reads(
+async def test_rows_equal_in_all_inputs_come_from_the_cache(
     site: tuple[EdgeAgent, Gateway],
 ) -> None:
     agent, _ = site

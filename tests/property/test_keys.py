@@ -101,9 +101,7 @@ def columns(of: dict[str, list[int]]) -> dict[str, Any]:
 
 
 @given(COLUMNS, COLUMNS, st.sets(st.sampled_from(["a", "b", "c"]), min_size=1))
-def test_rows_of_several_inputs_share_a_key_where_all_that_count_are_equal(
-    one: dict[str, list[int]], other: dict[str, list[int]], names: set[str]
-) -> None:
+def test_equal_inputs_share_a_key(one: dict[str, list[int]], other: dict[str, list[int]], names: set[str]) -> None:
     read_of_one, read_of_other = ({key: of[key] for key in of.keys() & names} for of in (one, other))
     if not read_of_one or not read_of_other:
         return

@@ -273,9 +273,7 @@ def test_outputs_pass_their_own_check_and_are_described(case: Answers, seed: int
 @every_task
 @settings(max_examples=15)
 @seeds
-def test_outputs_as_labels_have_no_loss_and_other_values_are_refused(
-    case: Answers, impossible: float, seed: int, rows: int
-) -> None:
+def test_labels_have_no_loss_and_others_are_refused(case: Answers, impossible: float, seed: int, rows: int) -> None:
     outputs, _ = case.make(np.random.default_rng(seed), rows)
     if case.task.truth == case.task.outputs:
         assert not case.task.truth_loss(outputs, outputs).any()

@@ -115,9 +115,7 @@ async def test_a_kill_after_any_step_leaves_a_valid_bundle(
     raise AssertionError("an update never ends")
 
 
-def test_a_model_that_kills_the_agent_while_it_is_loaded_is_rejected_after_the_tries(
-    tmp_path: Path, bundles: list[Path]
-) -> None:
+def test_a_model_whose_loading_kills_the_agent_is_rejected(tmp_path: Path, bundles: list[Path]) -> None:
     device = Device(tmp_path / "device", Registry(random.Random(0)), HastyClock())
     bundle_at(device.setup, 1)
 

@@ -160,7 +160,7 @@ def test_a_newer_timestamp_of_an_older_snapshot_is_refused(device: Device, repos
 
 
 @pytest.mark.parametrize("withdrawn", [False, True])
-def test_a_newer_snapshot_of_older_or_no_targets_is_refused(
+def test_a_snapshot_without_newer_targets_is_refused(
     device: Device, repository: SignedRepository, withdrawn: bool
 ) -> None:
     if withdrawn:

@@ -235,9 +235,7 @@ def test_the_queue_is_counted_by_the_agent(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", BOARDS)
-def test_files_may_vanish_while_they_are_read(
-    tmp_path: Path, on: On, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_may_vanish_while_being_read(tmp_path: Path, on: On, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     bench = on(name)
     listed = Tree.names
     monkeypatch.setattr(Tree, "names", lambda tree, folder, pattern: _without(tmp_path, listed(tree, folder, pattern)))

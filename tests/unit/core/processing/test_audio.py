@@ -170,9 +170,7 @@ def test_a_wav_of_unknown_length_is_read_to_its_end() -> None:
     ],
     ids=["channels", "long", "resampled"],
 )
-def test_a_clip_over_a_limit_is_refused_by_its_header(
-    encoded: bytes, reason: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_long_clip_is_refused_by_its_header(encoded: bytes, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(audio, "decode", None)  # nothing is decoded
     monkeypatch.setattr(audio, "SAMPLES_LIMIT", 30_000)
     with pytest.raises(PayloadTooLargeError, match=reason):

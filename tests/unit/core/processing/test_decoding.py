@@ -139,9 +139,7 @@ async def test_an_error_returns_the_memory(decoding: FileDecoding, model: Model)
     assert decoding.budget.held_bytes == 0
 
 
-async def test_a_caller_who_leaves_holds_its_memory_until_the_thread_is_done(
-    decoding: FileDecoding, model: Model
-) -> None:
+async def test_memory_is_held_until_the_thread_is_done(decoding: FileDecoding, model: Model) -> None:
     asking = asyncio.create_task(prepare(decoding, model))
     await asyncio.to_thread(model.began.wait)
     asking.cancel()

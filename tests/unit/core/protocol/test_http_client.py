@@ -362,9 +362,7 @@ async def test_an_idle_connection_is_closed() -> None:
 
 
 @pytest.mark.parametrize("over", ["httpx", "aiohttp"])
-async def test_connections_that_a_network_forgets_are_not_used_again(
-    over: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_connections_that_a_network_forgets_are_not_reused(over: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The network forgets a connection that was idle, as a NAT does, and the client gives one only half of its time."""
     monkeypatch.setattr(http_client, "SHORTEST_IDLE_S", 0.02)
 

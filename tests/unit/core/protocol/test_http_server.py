@@ -141,7 +141,7 @@ class Gate:
     [([(b"content-length", b"5")], None), ([], None), ([(b"content-length", b"5")], b"ab")],
     ids=["fails before a body of known length", "fails before a stream", "sends too short a body"],
 )
-async def test_a_connection_closes_if_the_answer_fails_after_its_start(
+async def test_an_answer_that_breaks_off_closes_its_connection(
     headers: list[tuple[bytes, bytes]], body: bytes | None
 ) -> None:
     async def app(_scope: Scope, _receive: Receive, send: Send) -> None:

@@ -169,9 +169,7 @@ class TestRequest:
             ({"request_id": f"{{{REQUEST_ID}}}"}, "UUID"),
         ],
     )
-    def test_an_invalid_value_of_a_supported_parameter_is_refused(
-        self, parameters: dict[str, object], says: str
-    ) -> None:
+    def test_an_invalid_value_of_a_parameter_is_refused(self, parameters: dict[str, object], says: str) -> None:
         with pytest.raises(RequestError, match=f"'{next(iter(parameters))}'.*{says}"):
             decode_request("m", body(parameters=parameters), None, Origin(trust_request_id=True))
 

@@ -115,9 +115,7 @@ async def test_private_answers_are_never_audited_or_counted(scene: Scene, wish: 
 @pytest.mark.parametrize(
     "arguments", [{"certified": None}, {"chosen": policy.make_policy("threshold", threshold=0.7)}, {"linked": False}]
 )
-async def test_nothing_is_audited_without_a_contract_to_test_or_a_gateway_to_ask(
-    make_scene: MakeScene, arguments: dict[str, Any]
-) -> None:
+async def test_without_contract_or_gateway_nothing_is_audited(make_scene: MakeScene, arguments: dict[str, Any]) -> None:
     scene = make_scene(**arguments)
     for _ in range(5):
         await scene.infer(SURE)
@@ -239,9 +237,7 @@ async def test_escalated_answers_are_sampled_without_a_request(scene: Scene) -> 
     assert found == [(UNSURE, 1, 1.0, False), (UNSURE, 1, 1.0, False), (SURE, 0, 1.0, True)]
 
 
-async def test_a_loss_that_fails_counts_as_1_and_leaves_the_answers(
-    make_scene: MakeScene, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_failing_loss_counts_as_1(make_scene: MakeScene, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: object) -> None:
         raise KeyError("boxes")
 
@@ -486,9 +482,7 @@ async def test_an_audit_of_events_names_them(make_scene: MakeScene) -> None:
 
 
 @pytest.mark.parametrize("bundles", [("own",), ("",), ("other", "own")])
-async def test_a_bundle_without_a_certificate_is_audited_while_a_rollout_compares_it(
-    make_scene: MakeScene, bundles: tuple[str, ...]
-) -> None:
+async def test_a_rollout_audits_an_uncertified_bundle(make_scene: MakeScene, bundles: tuple[str, ...]) -> None:
     scene = make_scene(certified=None)
     await scene.infer(SURE)
     assert scene.ended_audits == [] and scene.cloud.requests == []

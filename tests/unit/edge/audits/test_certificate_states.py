@@ -375,9 +375,7 @@ async def test_another_certificate_starts_a_new_test(make_scene: MakeScene) -> N
 @pytest.mark.parametrize(
     "content", [b"", b"{", b'{"format":2,"records":{}}', b'{"format":1,"records":{"k":{}}}', b"\xff"]
 )
-async def test_a_record_that_cannot_be_read_is_put_aside_and_nothing_is_certified(
-    make_scene: MakeScene, tmp_path: Path, content: bytes
-) -> None:
+async def test_an_unreadable_record_certifies_nothing(make_scene: MakeScene, tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "certificates.json"
     path.write_bytes(content)
     with pytest.raises(IntegrityError, match=str(path)):
@@ -397,18 +395,14 @@ async def test_a_record_that_cannot_be_read_is_put_aside_and_nothing_is_certifie
     assert answer_of(await fresh.infer(SURE)).certified
 
 
-async def test_a_certificate_that_comes_after_the_loss_of_records_is_valid(
-    make_scene: MakeScene, tmp_path: Path
-) -> None:
+async def test_a_certificate_after_a_loss_of_records_is_valid(make_scene: MakeScene, tmp_path: Path) -> None:
     (tmp_path / "certificates.json").write_bytes(b"{")
     scene, newer = make_scene(), Scene(certified=0.82).held
     states_of(scene).watch(newer)
     assert (states_of(scene).of(scene.held).name, states_of(scene).of(newer).name) == ("unknown", "valid")
 
 
-async def test_a_bundle_that_was_here_before_the_loss_of_records_is_not_relied_on(
-    make_scene: MakeScene, tmp_path: Path
-) -> None:
+async def test_a_bundle_from_before_a_loss_proves_nothing(make_scene: MakeScene, tmp_path: Path) -> None:
     def bundle(certified: float) -> DeviceModel:
         return stored_bundle(tmp_path / f"{certified}", certified)
 
@@ -436,9 +430,7 @@ async def test_the_loss_of_a_record_is_logged_once(scene: Scene, tmp_path: Path)
     assert [line["event"] for line in lines].count("certificate voided by alarm") == 1
 
 
-async def test_a_lost_record_is_not_forgotten_by_a_start_without_certificates(
-    make_scene: MakeScene, tmp_path: Path
-) -> None:
+async def test_a_start_without_certificates_forgets_no_lost_record(make_scene: MakeScene, tmp_path: Path) -> None:
     path = tmp_path / "certificates.json"
     path.write_bytes(b"{")
     scene = make_scene(certified=None)
@@ -450,9 +442,7 @@ async def test_a_lost_record_is_not_forgotten_by_a_start_without_certificates(
     assert states_of(again := make_scene()).of(again.held).name == "unknown"
 
 
-async def test_a_lost_record_is_not_forgotten_by_a_process_that_dies_before_it_has_written(
-    make_scene: MakeScene, tmp_path: Path
-) -> None:
+async def test_a_process_that_dies_unsaved_forgets_no_lost_record(make_scene: MakeScene, tmp_path: Path) -> None:
     (tmp_path / "certificates.json").write_bytes(b"{")
     for _ in range(2):  # none of them comes to write anything
         scene = make_scene()
@@ -509,9 +499,7 @@ async def test_scores_are_compared_with_the_certificates_and_survive_a_restart(m
     assert again.monitored.stability_index() == pytest.approx(index)
 
 
-async def test_records_are_saved_soon_and_a_refusal_is_logged_once(
-    scene: Scene, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_records_are_saved_or_logged_once(scene: Scene, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with saving(scene):
         feed(scene, (SURE, 1))
         await turns_until((tmp_path / "certificates.json").exists)

@@ -337,9 +337,7 @@ def test_a_put_waits_a_minute_for_others_at_most(directory: Path) -> None:
     cache.close()
 
 
-def test_a_group_that_the_disk_refuses_is_a_miss_and_the_next_put_tries_alone(
-    directory: Path, cache: DiskCache
-) -> None:
+def test_after_a_refused_group_the_next_put_goes_alone(directory: Path, cache: DiskCache) -> None:
     cache.put(KEY, b"kept")
     written(cache)
     with refusing(directory):
@@ -355,9 +353,7 @@ def test_a_group_that_the_disk_refuses_is_a_miss_and_the_next_put_tries_alone(
     assert rows_on_disk(directory) == 2
 
 
-def test_a_disk_that_reads_slowly_is_left_alone_for_a_while_and_then_used_again(
-    directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_slow_disk_is_left_alone_for_a_while(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock, takes_s, calls = SimulatedClock(), 0.1, 0
     works = diskcache.Cache.get
 
@@ -398,9 +394,7 @@ def count_reads(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     return reads
 
 
-def test_hardly_any_new_input_reads_the_disk_and_every_stored_one_is_found(
-    directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_stored_inputs_are_read_from_the_disk(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache = opened(directory)
     put_group(cache, 0)
     cache.close()
@@ -432,9 +426,7 @@ def test_keys_are_read_again_after_many_evictions(directory: Path, monkeypatch: 
     cache.close()
 
 
-def test_a_damaged_number_of_entries_does_not_set_the_size_of_the_filter(
-    directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_damaged_count_does_not_set_the_filters_size(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(results, "_FILTERED_KEYS", 16)
     cache = opened(directory)
     put_group(cache, 0)
@@ -583,9 +575,7 @@ def test_nothing_is_written_after_an_erasure(directory: Path, cache: DiskCache) 
 
 
 @pytest.mark.usefixtures("patient")
-def test_expired_entries_are_removed_under_steady_load(
-    directory: Path, cache: DiskCache, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_expired_entries_leave_under_load(directory: Path, cache: DiskCache, monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = time.time()
     monkeypatch.setattr(time, "time", lambda: now_s - 61)
     cache.put(KEY, b"has ended")
@@ -641,9 +631,7 @@ def test_a_dropped_write_is_a_miss_while_an_older_value_is_on_its_way(directory:
 
 
 @pytest.mark.parametrize("goes", ["with the next group", "when the cache is closed"])
-def test_a_group_that_the_disk_refuses_leaves_no_older_value_behind(
-    directory: Path, cache: DiskCache, goes: str
-) -> None:
+def test_a_refused_group_leaves_no_older_value_behind(directory: Path, cache: DiskCache, goes: str) -> None:
     cache.put(KEY, b"older")
     written(cache)
     with refusing(directory):
@@ -662,9 +650,7 @@ def test_a_group_that_the_disk_refuses_leaves_no_older_value_behind(
     assert KEY not in keys_on_disk(directory)
 
 
-def test_a_group_that_fails_while_the_cache_is_closed_leaves_no_older_value_behind(
-    directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_group_failing_at_close_leaves_no_older_value(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(results, "_WRITE_TIMEOUT_S", 0.0)
     cache = opened(directory)
     cache.put(KEY, b"older")

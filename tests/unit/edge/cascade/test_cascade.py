@@ -185,9 +185,7 @@ class TestCache:
         scene.cloud.digest = scene.held.manifest.full_digest
         assert answer_of(await scene.infer(UNSURE)).tier is Tier.CLOUD
 
-    async def test_answer_for_a_bundle_without_full_model_is_neither_certified_nor_cached(
-        self, make_scene: MakeScene
-    ) -> None:
+    async def test_without_a_full_model_nothing_is_certified_or_cached(self, make_scene: MakeScene) -> None:
         scene = make_scene(full=False)
         assert [answer_of(await scene.infer(UNSURE)).certified for _ in range(2)] == [False, False]
         assert len(scene.cloud.requests) == 2
@@ -253,9 +251,7 @@ class TestOffline:
             (DeadlineExceededError("late"), Reason.DEADLINE),
         ],
     )
-    async def test_the_edge_answer_now_and_a_durable_promise(
-        self, scene: Scene, error: FirstlineError, reason: Reason
-    ) -> None:
+    async def test_the_edge_answer_now_and_a_promise(self, scene: Scene, error: FirstlineError, reason: Reason) -> None:
         scene.cloud.error = error
         asked = request(0.95, 0.6, deadline_s=None)
         response = await scene.answer(asked)
@@ -294,9 +290,7 @@ class TestOffline:
         with pytest.raises(InvalidTensorError, match="Row 0 is not an image"):
             await made.infer(value, **asked)
 
-    async def test_a_certified_answer_outlives_an_input_that_the_full_model_cannot_read(
-        self, make_scene: MakeScene
-    ) -> None:
+    async def test_a_certified_answer_outlives_a_refused_input(self, make_scene: MakeScene) -> None:
         scene = make_scene(chosen=policy.make_policy("value"), certified=0.7)
         scene.cloud.error = InvalidTensorError("Row 0 is not an image.")
         answer = answer_of(await scene.infer(SURE))
@@ -304,9 +298,7 @@ class TestOffline:
         assert answer.refusal == "Row 0 is not an image."
 
     @pytest.mark.parametrize("error", [ModelMismatchError("no"), UnknownModelError("no")])
-    async def test_a_gateway_that_lacks_the_bundle_may_correct_later(
-        self, make_scene: MakeScene, error: FirstlineError
-    ) -> None:
+    async def test_a_gateway_without_the_bundle_may_correct(self, make_scene: MakeScene, error: FirstlineError) -> None:
         clock = SimulatedClock()
         scene = make_scene(clock=clock)
         scene.cloud.error = error
@@ -437,9 +429,7 @@ class TestHeavy:
         assert (scene.cloud.requests[0].version, scene.cloud.requests[0].full_model_digest) == ("", "")
 
     @pytest.mark.parametrize("bound", [{"route": Route.EDGE}, {"privacy": Privacy.LOCAL_ONLY}])
-    async def test_a_model_that_is_not_held_never_leaves_with_a_bound_request(
-        self, scene: Scene, bound: dict[str, Any]
-    ) -> None:
+    async def test_a_bound_request_for_another_model_never_leaves(self, scene: Scene, bound: dict[str, Any]) -> None:
         with pytest.raises(RequestError, match="device"):
             await scene.answer(request(SURE, model="other", **bound))
         assert scene.cloud.requests == []

@@ -24,9 +24,7 @@ def short() -> Spending:
 
 
 @pytest.mark.parametrize("works", [True, False], ids=["by its price", "because no link works"])
-async def test_a_row_below_its_price_gets_a_final_edge_answer(
-    short: Spending, make_scene: MakeScene, works: bool
-) -> None:
+async def test_a_row_below_its_price_stays_on_the_device(short: Spending, make_scene: MakeScene, works: bool) -> None:
     if not works:
         short.links = list
     scene = make_scene(certified=0.8, spending=short)
@@ -65,9 +63,7 @@ async def test_edge_answers_of_the_value_policy_stay_certified(short: Spending, 
     assert (bought.tier, bought.reason, bought.certified) == (Tier.CLOUD, Reason.VALUABLE, True)
 
 
-async def test_by_value_without_a_certificate_the_unsure_say_that_it_was_the_price(
-    short: Spending, make_scene: MakeScene
-) -> None:
+async def test_unsure_rows_without_a_certificate_name_the_price(short: Spending, make_scene: MakeScene) -> None:
     scene = make_scene(spending=short, chosen=policy.make_policy("value"))
     answer = answer_of(await scene.infer(0.7, SURE))
     assert [row.reason for row in answer.rows] == [Reason.BUDGET, Reason.CONFIDENT]

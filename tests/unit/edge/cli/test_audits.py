@@ -97,9 +97,7 @@ def run(tmp_path: Path, *arguments: str) -> int:
     return audits.command(parse(["audit", "list", "--set", f"agent.state_dir={tmp_path}", *arguments]))
 
 
-def test_the_table_has_rows_and_weights_of_the_newest_certificate(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_table_is_of_the_newest_certificate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     written(tmp_path, sample(key="old"), sample(), sample(score=0.5, agree=0, kept=False))
     assert run(tmp_path) == 0
     rows = list(csv.DictReader(capsys.readouterr().out.splitlines()))

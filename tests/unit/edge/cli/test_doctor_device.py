@@ -131,9 +131,7 @@ def test_a_hanging_driver_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     ("there", "blind"),
     [((), "heat, throttling and battery, and of memory and load"), (("proc",), "heat, throttling and battery see")],
 )
-def test_a_root_without_kernel_files_lists_the_disabled_guards(
-    tmp_path: Path, there: tuple[str, ...], blind: str
-) -> None:
+def test_without_kernel_files_disabled_guards_are_listed(tmp_path: Path, there: tuple[str, ...], blind: str) -> None:
     for folder in there:
         (tmp_path / "hsot" / folder).mkdir(parents=True)
     (found,) = hardware_findings(edge_settings(tmp_path / "state", hardware__root=str(tmp_path / "hsot")))

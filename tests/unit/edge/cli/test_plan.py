@@ -74,9 +74,7 @@ def test_a_missing_agent_is_noted(tmp_path: Path) -> None:
     assert link_for_plan(8.0, 4.0, settings) == (Link(1e6, 4.0), [])
 
 
-def test_the_plan_uses_the_devices_profile_and_reports_damage(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_plan_uses_the_profile_and_reports_damage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config, state_dir = tmp_path / "edge-agent.toml", tmp_path / "state"
     config.write_text(f'[agent]\nstate_dir = "{state_dir}"\n[models]\ndirectories = ["{DIGITS}"]\n')
     (edge,) = (model for model in open_bundle(DIGITS).manifest.edge if model.id == "edge-onnx")

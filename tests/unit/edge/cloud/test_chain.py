@@ -185,9 +185,7 @@ async def test_a_deadline_in_the_past_tries_nothing(house: House) -> None:
 @pytest.mark.parametrize(
     "fault", [DOWN, errors.RemoteTimeoutError("late"), errors.ProtocolError("a portal"), errors.CapacityError("busy")]
 )
-async def test_retryable_errors_have_a_retry_time_from_the_first_request(
-    house: House, fault: errors.FirstlineError
-) -> None:
+async def test_retryable_errors_have_a_retry_time_at_once(house: House, fault: errors.FirstlineError) -> None:
     house.first.error = house.second.error = fault
     with pytest.raises(type(fault)) as raised:
         await house.infer()

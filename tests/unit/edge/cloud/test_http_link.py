@@ -248,9 +248,7 @@ async def test_a_kept_connection_that_the_server_closed_is_replaced(server: Serv
     assert server.connections == 4
 
 
-async def test_every_request_is_answered_where_the_network_forgets_idle_connections(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_forgotten_idle_connections_cost_no_request(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_client, "SHORTEST_IDLE_S", 0.02)
     link = HttpLink(LinkSection(kind="http", url=server.url))
 

@@ -224,9 +224,7 @@ def refuse(*_: object) -> InferResponse:
 
 
 @pytest.mark.parametrize(("error", "merge"), [(errors.InferenceError("broken"), merge), (None, refuse)])
-async def test_a_model_or_a_merge_that_fails_is_tried_a_few_times(
-    house: House, error: errors.FirstlineError | None, merge: Merge
-) -> None:
+async def test_failures_are_retried_few_times(house: House, error: errors.FirstlineError | None, merge: Merge) -> None:
     house.link.error, house.merge = error, merge
     request_id = await house.promise()
     await house.until_empty()

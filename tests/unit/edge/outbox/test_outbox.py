@@ -573,9 +573,7 @@ def test_files_are_private(path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [b"this is no database at all" * 100, b"SQLite format 3\0" + b"\xff" * 8000])
-async def test_a_damaged_file_is_moved_aside_and_the_agent_answers(
-    path: Path, open_outbox: Open, damage: bytes
-) -> None:
+async def test_a_damaged_file_is_moved_aside(path: Path, open_outbox: Open, damage: bytes) -> None:
     overwrite(path, 0, damage)
     outbox = open_outbox(SimulatedClock())
     assert "set aside as outbox.db.damaged" in outbox.damage

@@ -61,9 +61,7 @@ async def test_results_are_not_remembered(flights: SingleFlight[bytes], work: Wo
 
 
 @pytest.mark.parametrize(("failures", "answered"), [(1, 4), (100, 0)])
-async def test_a_failure_is_raised_for_its_caller_and_others_retry_once(
-    flights: SingleFlight[bytes], failures: int, answered: int
-) -> None:
+async def test_others_retry_once_after_a_failure(flights: SingleFlight[bytes], failures: int, answered: int) -> None:
     work = Work(failures)
     tasks = [asyncio.create_task(flights.run(*work.of(b"a"))) for _ in range(5)]
     await settle()
@@ -121,9 +119,7 @@ class TestWithoutKeeping:
         assert await flights.run(*work.of(b"a")) == [b"aa"]
         assert work.calls == [[b"a", b"b"], [b"a"]]
 
-    async def test_a_caller_at_the_end_of_a_flight_computes_again(
-        self, flights: SingleFlight[bytes], work: Work
-    ) -> None:
+    async def test_a_caller_at_the_end_computes_again(self, flights: SingleFlight[bytes], work: Work) -> None:
         alone = asyncio.create_task(flights.run(*work.of(b"a"), keep=False))
         await settle()
         alone.cancel()

@@ -99,7 +99,7 @@ def test_a_contexts_key_goes_to_no_other_gateway() -> None:
         assert GatewayOptions(own).required_key() == "key-of-factory"
 
 
-def test_key_and_ca_of_the_environment_go_to_its_own_gateway_only(
+def test_key_and_ca_go_to_their_own_gateway(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     factory()

@@ -102,9 +102,7 @@ def test_frames_of_one_video_are_reported_as_dependent(site: Path) -> None:
     assert _json(*arguments)["sequences"]["effective"] == 1
 
 
-def test_a_detector_answered_by_the_full_model_alone_has_its_quality(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_detector_without_edge_answers_has_full_quality(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Candidates below the operating score count in the precision of the full model, and so in that of both tiers."""
     images, boxes = tmp_path / "data" / "images", tmp_path / "data" / "labels"
     images.mkdir(parents=True)

@@ -64,9 +64,7 @@ def test_an_impossible_folder_name_is_refused(more: list[str]) -> None:
     assert "n" * 30 in run("profile", "create", "n" * 300, *more, code=2).output
 
 
-def test_a_folder_without_a_bundle_does_not_hide_the_name_of_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_without_a_bundle_hides_no_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "digits").mkdir()
     monkeypatch.chdir(tmp_path)
     assert bundle_named(Path("digits")) == Named("digits")

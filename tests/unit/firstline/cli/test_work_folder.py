@@ -28,9 +28,7 @@ def _temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
 
 
 @pytest.mark.parametrize("number", _ENDS)
-def test_signals_delete_the_work_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
-) -> None:
+def test_signals_delete_a_work_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals) -> None:
     before, tidied = signal.getsignal(number), tempfile.TemporaryDirectory.cleanup
 
     def again(folder: tempfile.TemporaryDirectory[str]) -> None:

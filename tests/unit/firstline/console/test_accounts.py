@@ -84,9 +84,7 @@ def test_a_shared_password_is_one_person_under_any_name(tmp_path: Path) -> None:
         ({"email": 7, "groups": ["fleet"]}, None),
     ],
 )
-def test_claims_name_a_person_with_a_role(
-    accounts: Accounts, claims: dict[str, object], expected: Person | None
-) -> None:
+def test_claims_name_a_person_and_role(accounts: Accounts, claims: dict[str, object], expected: Person | None) -> None:
     assert accounts.with_claims({"email_verified": True} | claims) == expected
 
 

@@ -38,9 +38,7 @@ _same = 1e-6
 
 
 @given(st.lists(_samples, min_size=1, max_size=3), st.sampled_from([0.0, 0.1, 0.3, 0.5]))
-def test_threshold_is_the_smallest_that_meets_the_target(
-    variants: list[list[tuple[float, bool]]], target: float
-) -> None:
+def test_the_smallest_threshold_meets_the_target(variants: list[list[tuple[float, bool]]], target: float) -> None:
     def meets(threshold: float) -> bool:
         """As routing decides: each score, a Python float, against the threshold."""
         kept = [[wrong for sure, wrong in variant if sure >= threshold] for variant in variants]

@@ -40,9 +40,7 @@ def connection(headers: dict[str, str] | None = None, *, presented: ClientCertif
     return HTTPConnection(scope | {"state": {"firstline": RequestInfo(0.0, presented)}})
 
 
-async def test_a_key_becomes_a_principal_and_only_a_device_keeps_its_request_ids(
-    identity: IdentityService, tmp_path: Path
-) -> None:
+async def test_keys_become_principals_and_devices_keep_their_ids(identity: IdentityService, tmp_path: Path) -> None:
     store = sqlite_store(tmp_path)
     device, application = create_key(store, "press-7", "device"), create_key(store, "shop")
     assert await authenticate(identity, connection(bearer(device))) == Caller("device:press-7", INFER, True)

@@ -118,9 +118,7 @@ def test_an_authority_is_not_replaced_before_devices_renewed(
     assert main(["ca", verb, "--force", "--config", config]) == 0
 
 
-def test_an_operators_own_authority_is_imported(
-    config: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_an_operators_authority_is_imported(config: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     own = ca.create_authority(ca.new_key(), time.time())
     (tmp_path / "own.pem").write_text(own.pem)
     (tmp_path / "own.key").write_bytes(ca.key_pem(own.key))

@@ -547,9 +547,7 @@ def test_only_a_device_can_alarm_and_only_for_itself(bench: Bench) -> None:
 
 
 @EITHER
-def test_the_alarms_of_many_devices_and_versions_are_bounded_in_memory(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_alarms_of_many_devices_are_bounded_in_memory(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(alarms, "ALARMS_OF_ALL", 20)
     alarm = ContractAlarm(certificate_of(bench.served()).edge_digest, "missed person")
     for number in range(50):

@@ -103,9 +103,7 @@ def test_the_bundle_alone_makes_the_promise(served: ServedModel) -> None:
         {"edge_digest": "f" * 64},
     ],
 )
-def test_a_note_that_differs_from_the_certificate_audits_no_promise(
-    served: ServedModel, changes: dict[str, object]
-) -> None:
+def test_a_differing_note_audits_no_promise(served: ServedModel, changes: dict[str, object]) -> None:
     assert promises_of(served.manifest, note_of(served, **changes)) == []
 
 
@@ -127,7 +125,7 @@ def test_the_events_of_a_contract_share_delta(served: ServedModel) -> None:
     assert before.state.peak < 3 / 0.05 <= pool.state.peak
 
 
-def test_a_promise_holds_only_with_few_errors_in_so_many_audits_that_many_would_have_alarmed(
+def test_a_promise_holds_only_if_errors_would_have_alarmed(
     served: ServedModel,
 ) -> None:
     needed = audit.audits_to_alarm(audit.begin(EPSILON), 0.05)

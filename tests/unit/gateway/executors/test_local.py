@@ -119,9 +119,7 @@ class Taking(Doubler):
         (0.0002, 0.0002, True),
     ],
 )
-async def test_a_model_that_was_loaded_on_a_busy_machine_is_measured_again(
-    loaded_s: float, takes_s: float, ends_on_loop: bool
-) -> None:
+async def test_a_model_loaded_while_busy_is_measured_again(loaded_s: float, takes_s: float, ends_on_loop: bool) -> None:
     clock = SimulatedClock()
     model = Taking(clock, loaded_s, takes_s)
     executor = LocalExecutor({M: cast(LoadedModel, model)}, sessions=1, max_batch_rows=4, clock=clock)

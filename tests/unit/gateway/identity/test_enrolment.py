@@ -81,9 +81,7 @@ def test_of_many_with_one_token_one_enrols(database: Database, issue: Callable[[
         assert on.scalar(select(func.count()).select_from(CERTIFICATES)) == 1
 
 
-def test_an_invitation_that_is_replaced_or_taken_back_admits_no_device(
-    database: Database, issue: Callable[[str], Issued]
-) -> None:
+def test_a_replaced_or_revoked_invitation_admits_no_device(database: Database, issue: Callable[[str], Issued]) -> None:
     first, second = invited(database, "a", "first"), invited(database, "a", "second")
     assert redeemed(database, first, issue) is None
     with database.begin() as on:

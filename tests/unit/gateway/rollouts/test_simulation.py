@@ -49,9 +49,7 @@ async def test_a_good_model_comes_to_every_device(tmp_path: Path) -> None:
         ("disagreement", Effect(disagreement=0.06)),
     ],
 )
-async def test_a_bad_model_is_stopped_in_the_first_stage_and_every_device_runs_the_old_one(
-    tmp_path: Path, rule: str, effect: Effect
-) -> None:
+async def test_a_bad_model_is_stopped_in_the_first_stage(tmp_path: Path, rule: str, effect: Effect) -> None:
     async with driven(sqlite_store(tmp_path), Pretended(pretended_population(DEVICES, 2, effect))) as room:
         ended = await room.run(definition(FIRST, Stage(1.0, soak_s=8 * HOUR_S)), 60)
         assert (ended.state, ended.stage) == ("rolled_back", 0), ended.sentence
@@ -60,9 +58,7 @@ async def test_a_bad_model_is_stopped_in_the_first_stage_and_every_device_runs_t
 
 
 @pytest.mark.parametrize("alarms", [True, False])
-async def test_an_alarm_after_the_snapshot_stops_the_offer_to_a_late_joiner(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alarms: bool
-) -> None:
+async def test_a_late_alarm_stops_the_offer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alarms: bool) -> None:
     population = pretended_population(3, 1)
     name, late = population.popitem()
     offers, compute_join = 0, driver._compute_join

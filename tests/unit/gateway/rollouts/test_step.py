@@ -608,9 +608,7 @@ def test_the_promotion_of_a_configuration_says_nothing_about_audits() -> None:
         ("", RunningModel("cameras", 2, "edge"), "edge was audited: the bundle has no full model on 2 devices"),
     ],
 )
-def test_a_stage_that_nobody_audited_waits_for_a_person(
-    audits_off: str, model: RunningModel | None, reason: str
-) -> None:
+def test_an_unaudited_stage_waits_for_a_person(audits_off: str, model: RunningModel | None, reason: str) -> None:
     fleet = simulated_fleet(2, Stage(1.0, soak_s=60, patience_s=300), rules=Rules(promote_unseen=True))
     fleet.change_all(audits_off=audits_off, model=model)
     fleet.change("d00", online=False)  # it is not compared, and counts here

@@ -234,9 +234,7 @@ async def test_edge_outputs_of_an_audit_are_checked(bench: Bench, edge_outputs: 
 
 
 @pytest.mark.parametrize(("looks_after_fleet", "expected"), [(True, True), (False, False)])
-def test_a_gateway_without_a_model_is_live_and_ready_if_it_manages_a_fleet(
-    tmp_path: Path, looks_after_fleet: bool, expected: bool
-) -> None:
+def test_a_gateway_of_a_fleet_needs_no_model(tmp_path: Path, looks_after_fleet: bool, expected: bool) -> None:
     repository = Repository({})
     found = Bench(repository, tmp_path, looks_after_fleet=looks_after_fleet)
     assert found.plane.live() and found.plane.ready() is expected

@@ -69,9 +69,7 @@ def test_a_key_depends_on_the_answer_and_the_principal(served: ServedModel) -> N
     assert answer_key(replace(asked, id="x", request_id="y", version="1"), served) in keys
 
 
-def test_a_key_depends_on_the_generation_of_the_processing(
-    served: ServedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_key_depends_on_the_processings_generation(served: ServedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     earlier = answer_key(request_of(1.0), served)
     monkeypatch.setattr("firstline_core.processing.GENERATION", GENERATION + 1)
     assert answer_key(request_of(1.0), served) != earlier

@@ -238,9 +238,7 @@ def test_a_link_to_no_file_is_locked_as_the_store_that_replaces_it(tmp_path: Pat
     assert not (tmp_path / "store.db").is_symlink()
 
 
-def test_a_store_is_locked_although_its_folders_owner_is_unknown(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_store_of_an_unknown_owner_is_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise OSError(errno.EINVAL, "Invalid argument")
 

@@ -112,9 +112,7 @@ async def made(database: Database, settings: Webhook) -> AsyncIterator[Site]:
         yield made
 
 
-async def test_messages_are_signed_and_say_what_happened(
-    database: Database, settings: Webhook, found: Receiver
-) -> None:
+async def test_messages_are_signed_and_name_the_event(database: Database, settings: Webhook, found: Receiver) -> None:
     settings = replace(settings, events=("alarms", "rollouts"))
     async with site(database, settings, SharedClock()) as made:
         made.note("rollout.create", "device.enrol", "profile.put", "contract.alarm")

@@ -186,9 +186,7 @@ def test_a_damaged_file_is_set_aside_and_own_settings_are_used(device: Configura
     assert device.bytes_per_day == 0 and not device.path.exists()
 
 
-async def test_a_power_cut_at_any_write_leaves_the_old_or_the_new(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_power_cut_leaves_the_old_or_the_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each number of operations that a disk may have done before the power went."""
     for operations in range(100):
         device = ConfigurationDevice(tmp_path / str(operations))

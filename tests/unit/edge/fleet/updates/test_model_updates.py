@@ -192,9 +192,7 @@ def test_a_damaged_file_is_set_aside(tmp_path: Path) -> None:
     assert ModelStore(tmp_path).file(NAME).state == Installed() and not file.exists()
 
 
-async def test_a_device_that_lost_the_state_gets_back_to_what_is_desired(
-    device: Device, registry: Registry, wanted: DesiredModel
-) -> None:
+async def test_a_device_without_its_state_recovers(device: Device, registry: Registry, wanted: DesiredModel) -> None:
     await committed(device, wanted)
     for name in (STATE, STATE + COPY):
         (device.folder / "models" / NAME / name).write_bytes(b"x\ny\n")

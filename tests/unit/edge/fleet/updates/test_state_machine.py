@@ -153,9 +153,7 @@ async def test_work_stops_if_a_rollback_is_requested(requests: UpdateRequests[De
         await asking
 
 
-async def test_work_stops_when_the_update_expires(
-    requests: UpdateRequests[DesiredModel], clock: SimulatedClock
-) -> None:
+async def test_work_ends_when_the_update_expires(requests: UpdateRequests[DesiredModel], clock: SimulatedClock) -> None:
     requests.receive(replace(WANTED, expires_s=clock.wall_s() + 100))
     doing = asyncio.create_task(requests.while_desired(asyncio.Event().wait(), WANTED))
     await settled()
@@ -181,9 +179,7 @@ def test_times_do_not_make_it_another_update(wanted: DesiredVersion) -> None:
 
 @BOTH
 @pytest.mark.parametrize("other", [{"name": "faces"}, {"version": 3}, {"rollout": "r2"}, {"attempt": 2}])
-def test_name_version_rollout_and_attempt_make_it_another_update(
-    wanted: DesiredVersion, other: dict[str, object]
-) -> None:
+def test_name_version_rollout_and_attempt_identify_it(wanted: DesiredVersion, other: dict[str, object]) -> None:
     assert not is_same(wanted, replace(wanted, **other))
 
 
@@ -222,9 +218,7 @@ def test_an_update_expires_at_its_end(wanted: DesiredVersion) -> None:
         ({"not_before_s": NOW_S + 50, "expires_s": NOW_S - 1}, 0.1),
     ],
 )
-def test_the_next_check_is_when_the_update_may_begin_or_expires(
-    wanted: DesiredVersion, when: dict[str, float], seconds: float
-) -> None:
+def test_the_next_check_is_at_the_begin_or_end(wanted: DesiredVersion, when: dict[str, float], seconds: float) -> None:
     assert wait_s(replace(wanted, **when), NOW_S) == seconds
 
 
@@ -369,7 +363,7 @@ async def test_a_rollback_on_request_happens_once(device: Device | Configuration
 
 
 @pytest.mark.parametrize("reached", [S.TRIAL, S.COMMITTED])
-async def test_an_undone_update_is_rolled_back_without_a_download(
+async def test_an_undo_rolls_back_without_a_download(
     device: Device | ConfigurationDevice, reached: UpdateState
 ) -> None:
     await run_update(device, device.publish(2))
@@ -395,9 +389,7 @@ async def test_undoing_another_update_cancels_a_staged_one(device: Device | Conf
 
 
 @pytest.mark.parametrize("undone", [True, False])
-async def test_a_version_withdrawn_while_offline_is_rolled_back(
-    device: Device | ConfigurationDevice, undone: bool
-) -> None:
+async def test_a_version_withdrawn_offline_is_rolled_back(device: Device | ConfigurationDevice, undone: bool) -> None:
     """Meanwhile another update came, which cannot be installed here or was withdrawn as well."""
     await run_update(device, device.publish(2))
     withdrawn = device.publish(3)

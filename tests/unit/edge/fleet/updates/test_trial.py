@@ -127,7 +127,7 @@ def _grey(brightness: float) -> bytes:
 
 
 @pytest.mark.parametrize(("score", "golden_score"), [(0.25, 0.25), (0.25, 0.35), (0.35, 0.25)])
-def test_a_box_may_cross_the_operating_score(
+def test_boxes_may_cross_the_operating_score(
     tmp_path: Path, workers: Workers, score: float, golden_score: float
 ) -> None:
     self_test(detector_at(tmp_path / "equal", workers, score, golden_score, 0.0), None)
@@ -152,9 +152,7 @@ def impure_bundle(
 
 
 @pytest.mark.parametrize("write", [softmax_over_rows, dynamically_quantised])
-def test_rows_that_depend_on_each_other_fail_unless_they_run_alone(
-    tmp_path: Path, workers: Workers, write: Callable[[Path], Path]
-) -> None:
+def test_dependent_rows_fail_unless_run_alone(tmp_path: Path, workers: Workers, write: Callable[[Path], Path]) -> None:
     with pytest.raises(SelfTestError, match=r"differently .* when it runs with other rows.*`batch: 1`"):
         self_test(impure_bundle(tmp_path / "together", write, workers), None)
     self_test(impure_bundle(tmp_path / "alone", write, workers, batch=1), None)

@@ -358,9 +358,7 @@ def test_invalid_options_are_refused(arguments: tuple[str, ...], says: str) -> N
 
 
 @pytest.mark.parametrize("out", ["afile/next", "afile/more/next", "/proc/none/next"])
-def test_an_unwritable_folder_is_refused_before_the_work(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, out: str
-) -> None:
+def test_an_unwritable_folder_is_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, out: str) -> None:
     monkeypatch.setattr("firstline.cli.compress.compress", lambda *_, **__: pytest.fail("it worked for nothing"))
     (tmp_path / "afile").touch()
     said = _run(_DIGITS / "bundle", "--data", _HELDOUT, "--out", tmp_path / out, code=2).output

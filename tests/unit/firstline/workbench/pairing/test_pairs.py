@@ -146,9 +146,7 @@ OTHERS = {
 
 @pytest.mark.shared_data
 @pytest.mark.parametrize("name", OTHERS)
-def test_real_pairs_of_labelled_data_that_are_no_images_are_read_without_a_question(
-    shared_data: Path, tmp_path: Path, name: str
-) -> None:
+def test_real_pairs_of_other_data_need_no_question(shared_data: Path, tmp_path: Path, name: str) -> None:
     case = OTHERS[name]
     spec = _spec(tmp_path, shared_data / case.edge, shared_data / case.full)
     files, data = read_files(spec, OPTIONS), shared_data / case.data

@@ -179,9 +179,7 @@ def named(part: str, **changes: Any) -> dict[str, Any]:
         (questions() | {INFER: HttpReply(404, {}, b'{"error": "unknown model"}')}, "unknown model"),
     ],
 )
-def test_a_server_without_the_model_gives_the_reason(
-    served: ServedModel, found: dict[str, HttpReply], said: str
-) -> None:
+def test_a_server_without_the_model_says_why(served: ServedModel, found: dict[str, HttpReply], said: str) -> None:
     assert said in V2Model(served, RuntimeOptions(), DEFAULT_LIMITS).check(found)
 
 

@@ -392,9 +392,7 @@ async def test_without_deadlines_clients_take_turns(principals: str, order: list
 
 
 @pytest.mark.parametrize(("clients", "order"), [(9, [1, 2]), (10, [2, 1])])
-async def test_a_request_without_a_deadline_is_due_by_its_equal_part_of_the_machine(
-    clients: int, order: list[int]
-) -> None:
+async def test_without_a_deadline_an_equal_part_is_due(clients: int, order: list[int]) -> None:
     """After the running request come 0.1 s for each client. The other request is due after 1.05 s."""
     bench = Bench(rows=1, batch=1)
     for client in range(clients):
@@ -426,7 +424,7 @@ async def test_a_model_at_its_limit_leaves_slots_to_others() -> None:
     assert (await second)["probabilities"].tolist() == [[4.0]]
 
 
-async def test_a_batch_runs_under_the_trace_of_one_of_its_requests_and_leaves_none_behind(
+async def test_a_batch_runs_under_one_of_its_requests_traces(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     bench = Bench(rows=4)

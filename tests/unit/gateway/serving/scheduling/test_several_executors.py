@@ -291,9 +291,7 @@ async def test_a_backlog_for_a_busy_executor_is_placed_once(monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("order", [1, -1])
-async def test_a_backlog_next_to_a_slow_idle_executor_is_not_placed_batch_by_batch(
-    order: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_no_backlog_goes_piecemeal_to_a_slow_executor(order: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """New requests are due last or first; the slow executor takes as long as 200 requests on the fast one."""
     bench = Bench(1.0, 0.005, rows=1)
     await bench.until(await bench.submit(), await bench.submit(2.0, OTHER))
