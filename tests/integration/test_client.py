@@ -22,18 +22,8 @@ from support.line import Line, line
 
 import firstline
 from firstline import AsyncClient, Classification, Client
+from firstline_core import errors
 from firstline_core.bundle.store import open_bundle
-from firstline_core.errors import (
-    FirstlineError,
-    InvalidTensorError,
-    LinkDownError,
-    PayloadTooLargeError,
-    ProtocolError,
-    RemoteTimeoutError,
-    UnauthorizedError,
-    UnknownAnswerError,
-    UnknownModelError,
-)
 from firstline_core.types import InferResponse, Status, Tier
 
 BODY_LIMIT_BYTES = 200_000
@@ -110,7 +100,7 @@ async def test_tensors_are_sent_and_returned(ask: Asker) -> None:
     assert images.output("probabilities").shape == (3, 10)
     assert one.output("probabilities").shape == (1, 10)
     assert images.answer.tier in (Tier.CLOUD, Tier.CACHE)
-    with pytest.raises(InvalidTensorError, match="no output 'logits'; it has: probabilities"):
+    with pytest.raises(errors.InvalidTensorError, match="no output 'logits'; it has: probabilities"):
         one.output("logits")
 
 
@@ -136,18 +126,18 @@ async def test_metadata_describes_the_model(ask: Asker) -> None:
 @pytest.mark.parametrize(
     ("call", "kind_of_error"),
     [
-        (("infer", "nobody", {"image": noise()}), UnknownModelError),
-        (("infer_file", "nobody", noise()), UnknownModelError),
-        (("metadata", "nobody"), UnknownModelError),
-        (("infer", "digits", {"image": np.ones((1, 8, 8, 1), np.float32)}), InvalidTensorError),
-        (("infer", "digits", {"picture": noise()}), InvalidTensorError),
-        (("infer_file", "digits", b"no image"), InvalidTensorError),
-        (("infer", "digits", {"image": noise(side=600)}), PayloadTooLargeError),
-        (("infer_file", "digits", noise(side=600)), PayloadTooLargeError),
+        (("infer", "nobody", {"image": noise()}), errors.UnknownModelError),
+        (("infer_file", "nobody", noise()), errors.UnknownModelError),
+        (("metadata", "nobody"), errors.UnknownModelError),
+        (("infer", "digits", {"image": np.ones((1, 8, 8, 1), np.float32)}), errors.InvalidTensorError),
+        (("infer", "digits", {"picture": noise()}), errors.InvalidTensorError),
+        (("infer_file", "digits", b"no image"), errors.InvalidTensorError),
+        (("infer", "digits", {"image": noise(side=600)}), errors.PayloadTooLargeError),
+        (("infer_file", "digits", noise(side=600)), errors.PayloadTooLargeError),
     ],
 )
 async def test_refusal_is_raised_as_its_class(
-    ask: Asker, call: tuple[Any, ...], kind_of_error: type[FirstlineError]
+    ask: Asker, call: tuple[Any, ...], kind_of_error: type[errors.FirstlineError]
 ) -> None:
     with pytest.raises(kind_of_error, match=r"\.$") as caught:
         await ask(*call)
@@ -160,7 +150,7 @@ async def test_missing_token_is_unauthorized(running: Line, kind: str, token: st
     ask = Asker(kind, running.gateway.url, token=token)
     try:
         for call in (("infer_file", "digits", noise()), ("metadata", "digits")):
-            with pytest.raises(UnauthorizedError, match="API key"):
+            with pytest.raises(errors.UnauthorizedError, match="API key"):
                 await ask(*call)
     finally:
         await ask.close()
@@ -177,9 +167,9 @@ async def test_correction_is_found_by_its_id(agent: Asker, running: Line, unsure
         request_id = provisional.answer.request_id
         kept: InferResponse = await agent("answer", request_id)
         np.testing.assert_array_equal(kept.output("probabilities"), provisional.output("probabilities"))
-        with pytest.raises(RemoteTimeoutError, match=f"{request_id} was still provisional after 0.2 s"):
+        with pytest.raises(errors.RemoteTimeoutError, match=f"{request_id} was still provisional after 0.2 s"):
             await agent("wait_for_final", request_id, timeout_s=0.2)
-        with pytest.raises(LinkDownError):
+        with pytest.raises(errors.LinkDownError):
             await agent("infer", "elsewhere", {"x": [1]})
     finally:
         running.restore()
@@ -224,9 +214,9 @@ async def test_stream_yields_first_and_final_answer(ask: Asker, unsure: tuple[by
 
 async def test_unknown_answer_is_an_error(agent: Asker) -> None:
     for call in ("answer", "prediction", "wait_for_final"):
-        with pytest.raises(UnknownAnswerError, match="01890a5d-ac96-774b-bcce-b302099a8057"):
+        with pytest.raises(errors.UnknownAnswerError, match="01890a5d-ac96-774b-bcce-b302099a8057"):
             await agent(call, "01890a5d-ac96-774b-bcce-b302099a8057")
-    with pytest.raises(UnknownAnswerError):
+    with pytest.raises(errors.UnknownAnswerError):
         await anext(agent.begin("events", "01890a5d-ac96-774b-bcce-b302099a8057"))
 
 
@@ -283,9 +273,9 @@ async def test_foreign_server_is_a_protocol_error(kind: str, reply: bytes) -> No
     with saying(reply) as url:
         ask = Asker(kind, url)
         for call in ASKED:
-            with pytest.raises(ProtocolError, match=url):
+            with pytest.raises(errors.ProtocolError, match=url):
                 await ask(*call)
-        with pytest.raises(ProtocolError, match=url):
+        with pytest.raises(errors.ProtocolError, match=url):
             await anext(ask.begin("stream_file", "digits", b"x"))
         await ask.close()
 
@@ -293,7 +283,7 @@ async def test_foreign_server_is_a_protocol_error(kind: str, reply: bytes) -> No
 async def test_silent_server_is_a_timeout(kind: str) -> None:
     with saying(b"") as url:
         ask = Asker(kind, url, timeout_s=0.1)
-        with pytest.raises(RemoteTimeoutError, match="did not answer in time"):
+        with pytest.raises(errors.RemoteTimeoutError, match="did not answer in time"):
             await ask("infer_file", "digits", b"x")
         await ask.close()
 
@@ -303,7 +293,7 @@ async def test_unreachable_server_is_a_link_error(kind: str) -> None:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     ask = Asker(kind, url)
     for call in (*ASKED, ("ready",)):
-        with pytest.raises(LinkDownError, match="cannot be reached"):
+        with pytest.raises(errors.LinkDownError, match="cannot be reached"):
             await ask(*call)
     await ask.close()
 

@@ -23,16 +23,7 @@ from support.memory import growth_below
 from support.mqtt_device import device_at
 from support.waiting import until
 
-from firstline_core.errors import (
-    DeadlineExceededError,
-    FirstlineError,
-    InferenceError,
-    InvalidTensorError,
-    ModelMismatchError,
-    NotReadyError,
-    PayloadTooLargeError,
-    UnknownModelError,
-)
+from firstline_core import errors
 from firstline_core.protocol import mqtt_messages
 from firstline_core.protocol.mqtt_messages import Publication
 from firstline_core.telemetry.trace import received
@@ -103,7 +94,7 @@ async def test_long_json_is_decoded_in_a_thread(
         for publication in (short, replace(short, payload=head, properties=said)):
             try:
                 await device.ask(publication)
-            except FirstlineError as refused:
+            except errors.FirstlineError as refused:
                 assert publication.payload is head
                 assert "id" in refused.message or "inputs" in refused.message
     assert readers[0] == threading.main_thread().name
@@ -112,11 +103,11 @@ async def test_long_json_is_decoded_in_a_thread(
 
 async def test_refusals_are_raised_as_their_classes(mosquitto: Broker, tmp_path: Path) -> None:
     no_image = Tensor("image", np.array([b"no image"], dtype=np.object_))
-    changes: list[tuple[dict[str, object], type[FirstlineError], int]] = [
-        ({"model": "cats"}, UnknownModelError, 1),
-        ({"version": "7"}, UnknownModelError, 2),
-        ({"full_model_digest": "ab"}, ModelMismatchError, 1),
-        ({"inputs": (no_image,)}, InvalidTensorError, 1),
+    changes: list[tuple[dict[str, object], type[errors.FirstlineError], int]] = [
+        ({"model": "cats"}, errors.UnknownModelError, 1),
+        ({"version": "7"}, errors.UnknownModelError, 2),
+        ({"full_model_digest": "ab"}, errors.ModelMismatchError, 1),
+        ({"inputs": (no_image,)}, errors.InvalidTensorError, 1),
     ]
     async with gateway_at(mosquitto, tmp_path) as gateway, device_at(mosquitto, "press-7") as device:
         for change, kind, count in changes:
@@ -134,7 +125,7 @@ async def test_a_failed_request_is_freed_without_the_garbage_collector(mosquitto
                 await device.client.publish(device.publication(digits_request(wide)))
                 await until(lambda: executor.held)
                 executor.batches.clear()
-                executor.release(error=InferenceError("no kernel"))
+                executor.release(error=errors.InferenceError("no kernel"))
                 await device.got.get()
     assert counted(gateway, 'firstline_gateway_errors_total{code="inference_failed"}') == 10
 
@@ -148,7 +139,7 @@ async def test_a_failure_of_the_gateway_itself_is_answered(
     monkeypatch.setattr(mqtt_messages, "read_request", failing)
     with captured_lines("error") as lines:
         async with gateway_at(mosquitto, tmp_path) as gateway, device_at(mosquitto, "press-7") as device:
-            with pytest.raises(FirstlineError, match="The gateway failed on this request") as failed:
+            with pytest.raises(errors.FirstlineError, match="The gateway failed on this request") as failed:
                 await device.ask(device.publication(request_of()))
     assert failed.value.code == "internal" and "secret" not in failed.value.message
     assert failed.value.request_id in failed.value.message
@@ -178,7 +169,7 @@ async def test_expired_request_is_refused_and_not_run(mosquitto: Broker, tmp_pat
     async with gateway_at(mosquitto, tmp_path, executor), device_at(mosquitto, "press-7") as device:
         publication = device.publication(request_of())
         late = replace(publication, properties=publication.properties | {mqtt_messages.DEADLINE_MS: "0"})
-        with pytest.raises(DeadlineExceededError):
+        with pytest.raises(errors.DeadlineExceededError):
             await device.ask(late)
     assert not executor.batches
 
@@ -231,7 +222,7 @@ async def test_an_answer_over_the_brokers_limit_fails(start_mosquitto: Callable[
     async with gateway_at(broker, tmp_path), device_at(broker, "press-7") as device, asyncio.timeout(5):
         publication = device.publication(request_of())
         assert len(publication.payload) < 500
-        with pytest.raises(PayloadTooLargeError, match="reason code 149"):
+        with pytest.raises(errors.PayloadTooLargeError, match="reason code 149"):
             await device.ask(publication)
 
 
@@ -294,7 +285,7 @@ async def test_drain_timeout_refuses_requests_in_flight(mosquitto: Broker, tmp_p
         await until(lambda: executor.held == 1)
         assert not await gateway.drain(0.05)
         await gateway.abandon()
-        with pytest.raises(NotReadyError, match="send the request again"):
+        with pytest.raises(errors.NotReadyError, match="send the request again"):
             await asking
         executor.release()
 

@@ -18,11 +18,7 @@ from support.keys import bearer, create_key, revoke_key
 from support.waiting import until
 
 from firstline.client.async_client import AsyncClient
-from firstline_core.errors import (
-    DeadlineExceededError,
-    QueueFullError,
-    StoreUnavailableError,
-)
+from firstline_core import errors
 from firstline_core.protocol.oip import encode_request
 from firstline_core.types import InferRequest, InferResponse
 from firstline_gateway.app import Gateway, open_gateway
@@ -266,7 +262,7 @@ async def test_job_whose_answer_was_not_stored_runs_again(tmp_path: Path, monkey
 
             def refuse(*_: object) -> None:
                 refused.append(1)
-                raise StoreUnavailableError("The disk is full.")
+                raise errors.StoreUnavailableError("The disk is full.")
 
             outage.setattr(records, "end", refuse)
             outage.setattr(records, "release", refuse)
@@ -379,7 +375,7 @@ async def test_client_follows_events_of_a_job(tmp_path: Path) -> None:
         async with AsyncClient(str(client.base_url)) as firstline:
             (only,) = [event async for event in firstline.events(good)]
             assert only.answer.request_id == good
-            with pytest.raises(DeadlineExceededError):
+            with pytest.raises(errors.DeadlineExceededError):
                 [event async for event in firstline.events(late, patience_s=60)]
             assert (await firstline.result(good)).output("probabilities").shape == (1, 10)
         assert not gateway.jobs.waiters._waiting
@@ -404,7 +400,7 @@ async def test_waiting_callers_are_limited_and_released_by_a_drain(tmp_path: Pat
         with ExitStack() as others:
             for principal in ("one", "another"):
                 others.enter_context(gateway.jobs.waiters.watch("job", principal))
-            with pytest.raises(QueueFullError, match="4 callers wait"):
+            with pytest.raises(errors.QueueFullError, match="4 callers wait"):
                 others.enter_context(gateway.jobs.waiters.watch("job", "a third"))
         assert (await client.get(address)).status_code == 202
         await gateway.drain(5)

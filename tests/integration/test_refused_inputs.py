@@ -26,19 +26,7 @@ from bench.support.onnx_models import write_graph
 from firstline_core.bundle.manifest import Policy
 from firstline_core.errors import InvalidTensorError
 from firstline_core.ids import new_request_id
-from firstline_core.processing.steps import (
-    Decode,
-    DecodeAudio,
-    DecodeText,
-    InputSpec,
-    ModelInput,
-    Mono,
-    Pad,
-    Resample,
-    Resize,
-    Scale,
-    Softmax,
-)
+from firstline_core.processing import steps
 from firstline_core.protocol.grpc.schema import message
 from firstline_core.protocol.http import BodyBudget
 from firstline_core.protocol.tensors import to_binary
@@ -51,20 +39,20 @@ from firstline_gateway.app import Gateway
 SURE, UNSURE = 3.0, 0.25
 
 INPUTS = (
-    InputSpec("a", "FP32", (-1, 1)),
-    InputSpec("wave", "FP32", (-1, -1)),  # the full model takes four samples, which its own file says
-    InputSpec("reading", "INT64", (-1, 2)),
-    InputSpec("photo", "BYTES", (-1,), "image"),
-    InputSpec("clip", "BYTES", (-1,), "audio"),
-    InputSpec("note", "BYTES", (-1,), "text"),
+    steps.InputSpec("a", "FP32", (-1, 1)),
+    steps.InputSpec("wave", "FP32", (-1, -1)),  # the full model takes four samples, which its own file says
+    steps.InputSpec("reading", "INT64", (-1, 2)),
+    steps.InputSpec("photo", "BYTES", (-1,), "image"),
+    steps.InputSpec("clip", "BYTES", (-1,), "audio"),
+    steps.InputSpec("note", "BYTES", (-1,), "text"),
 )
 _FULL = (
-    ModelInput("a", "x"),
-    ModelInput("wave", "wave"),
-    ModelInput("reading", "reading"),
-    ModelInput("photo", "photo", (Decode("L"), Resize(8, 8), Scale())),
-    ModelInput("clip", "clip", (DecodeAudio(), Mono(), Resample(8000), Pad(800))),
-    ModelInput("note", "note", (DecodeText("NFC"),)),
+    steps.ModelInput("a", "x"),
+    steps.ModelInput("wave", "wave"),
+    steps.ModelInput("reading", "reading"),
+    steps.ModelInput("photo", "photo", (steps.Decode("L"), steps.Resize(8, 8), steps.Scale())),
+    steps.ModelInput("clip", "clip", (steps.DecodeAudio(), steps.Mono(), steps.Resample(8000), steps.Pad(800))),
+    steps.ModelInput("note", "note", (steps.DecodeText("NFC"),)),
 )
 
 
@@ -94,10 +82,10 @@ def write_bundle(folder: Path) -> None:
     full_file = write_graph(folder / "full.onnx", full, [x, *others], out, [*weights, one])
     write_manifest(
         folder,
-        [model(edge_file, folder, id="edge", inputs=(ModelInput("a"),), postprocess=(Softmax(),))],
+        [model(edge_file, folder, id="edge", inputs=(steps.ModelInput("a"),), postprocess=(steps.Softmax(),))],
         ("no", "yes"),
         name="mixed",
-        full=model(full_file, folder, id="full", inputs=_FULL, postprocess=(Softmax(),)),
+        full=model(full_file, folder, id="full", inputs=_FULL, postprocess=(steps.Softmax(),)),
         inputs=INPUTS,
         policy=Policy(threshold=0.8),
     )

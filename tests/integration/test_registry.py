@@ -26,21 +26,10 @@ from firstline.release import publishing, roles
 from firstline.release.keyring import Keyring, short
 from firstline.release.publishing import PushedBundle, push_bundle, remove_bundle
 from firstline.release.pulling import pull_bundle
+from firstline_core import errors
 from firstline_core.bundle.store import open_bundle
 from firstline_core.bundle.trust import Trust
 from firstline_core.clock import SYSTEM_CLOCK
-from firstline_core.errors import (
-    ConfigError,
-    ConflictError,
-    IntegrityError,
-    LinkError,
-    MetadataRollbackError,
-    NotFoundError,
-    NotReadyError,
-    PayloadTooLargeError,
-    RequestError,
-    SignatureError,
-)
 from firstline_core.fleet.registry import REGISTRY_PATH
 from firstline_core.fleet.target import ExtraNeeds, files_for, find_bundle, listed_bundles
 from firstline_gateway import audit_log
@@ -83,7 +72,7 @@ async def test_bundle_is_pushed_listed_and_pulled_unchanged(begun: RegistrySite,
     assert {path.name: path.read_bytes() for path in pulled.path.iterdir()} == {
         path.name: path.read_bytes() for path in DIGITS.iterdir()
     }
-    with pytest.raises(ConfigError, match="exists already"):
+    with pytest.raises(errors.ConfigError, match="exists already"):
         await begun.with_registry(
             lambda registry: pull_bundle(
                 trust_of(begun, registry), registry, "digits", 1, tmp_path / "pulled", report=ignore
@@ -111,7 +100,7 @@ async def test_existing_files_are_not_uploaded_again(begun: RegistrySite, tmp_pa
 async def test_version_has_one_content(begun: RegistrySite, tmp_path: Path) -> None:
     other = digits_bundle(tmp_path / "other", 1)
     (other.path / "manifest.json").write_bytes((other.path / "manifest.json").read_bytes() + b"\n")
-    with pytest.raises(ConflictError, match="give the new content a higher version"):
+    with pytest.raises(errors.ConflictError, match="give the new content a higher version"):
         await begun.push(other)
 
 
@@ -149,7 +138,9 @@ async def test_a_changed_file_is_named_and_replaced_once_deleted(begun: Registry
         trust = trust_of(begun, registry)
         return pull_bundle(trust, registry, "digits", 1, tmp_path / "pulled", report=ignore).fetched_bytes
 
-    with pytest.raises(IntegrityError, match=f"delete the file {digest} of the registry and push the bundle again"):
+    with pytest.raises(
+        errors.IntegrityError, match=f"delete the file {digest} of the registry and push the bundle again"
+    ):
         await begun.with_registry(pulling)
     stored.unlink()
     assert (await begun.push(open_bundle(DIGITS))).sent_files == 1
@@ -236,8 +227,8 @@ async def test_refused_upload_leaves_nothing(tmp_path: Path) -> None:
     async with registry_site(tmp_path / "site", **{"registry.blob_limit_bytes": 1000}) as site:
         content = os.urandom(900)
         for sent, digest, kind in (
-            (content, "0" * 64, RequestError),
-            (content * 2, hashlib.sha256(content * 2).hexdigest(), PayloadTooLargeError),
+            (content, "0" * 64, errors.RequestError),
+            (content * 2, hashlib.sha256(content * 2).hexdigest(), errors.PayloadTooLargeError),
         ):
             path = tmp_path / "file"
             path.write_bytes(sent)
@@ -279,15 +270,15 @@ async def test_registry_accepts_only_authorized_metadata(begun: RegistrySite, tm
         with pytest.raises(kind, match=words):
             await begun.with_registry(lambda registry: registry.publish(contents))
 
-    await refused(ConflictError, "version 1 was sent, and 2 comes next", stranger.anchor.read_bytes())
+    await refused(errors.ConflictError, "version 1 was sent, and 2 comes next", stranger.anchor.read_bytes())
     strange = roles.next_root(stranger.root(), begun.now_s())
     roles.sign(strange, stranger.signers(strange.signed.roles[Root.type].keyids))
-    await refused(SignatureError, "the root before it", strange.to_bytes())
+    await refused(errors.SignatureError, "the root before it", strange.to_bytes())
     newer = roles.new_targets(dict(targets.signed.targets), targets.signed.version + 1, begun.now_s())
-    await refused(SignatureError, "not signed by a key", newer.to_bytes())
+    await refused(errors.SignatureError, "not signed by a key", newer.to_bytes())
     roles.sign(newer, stranger.targets_signers(stranger.root().signed))
-    await refused(SignatureError, "not signed by a key", newer.to_bytes())
-    await refused(ConflictError, "published since", targets.to_bytes())
+    await refused(errors.SignatureError, "not signed by a key", newer.to_bytes())
+    await refused(errors.ConflictError, "published since", targets.to_bytes())
 
     def signed(version: int, **changes: object) -> bytes:
         made = roles.new_targets(dict(targets.signed.targets), version, begun.now_s())
@@ -301,11 +292,11 @@ async def test_registry_accepts_only_authorized_metadata(begun: RegistrySite, tm
         return made.to_bytes()
 
     following = targets.signed.version + 1
-    await refused(RequestError, "which the registry has not", signed(following, hashes={"sha256": "1" * 64}))
-    await refused(RequestError, "without a sha256", signed(following, hashes={"sha512": "1" * 128}))
-    await refused(RequestError, "are not valid", signed(following, unrecognized_fields={}))
+    await refused(errors.RequestError, "which the registry has not", signed(following, hashes={"sha256": "1" * 64}))
+    await refused(errors.RequestError, "without a sha256", signed(following, hashes={"sha512": "1" * 128}))
+    await refused(errors.RequestError, "are not valid", signed(following, unrecognized_fields={}))
     whole = signed(following)
-    await refused(RequestError, "Only root metadata", whole, whole)
+    await refused(errors.RequestError, "Only root metadata", whole, whole)
     assert (await begun.with_registry(lambda registry: registry.publish([whole])))["targets"] == following
 
 
@@ -314,11 +305,11 @@ async def test_duplicate_key_is_neither_signed_nor_published(begun: RegistrySite
     root = roles.next_root(keyring.root(), begun.now_s())
     first = root.signed.roles[Root.type].keyids[0]
     root.signed.add_key(Key.from_dict("cd" * 32, root.signed.keys[first].to_dict()), Root.type)
-    with pytest.raises(ConfigError, match="one key twice"):
+    with pytest.raises(errors.ConfigError, match="one key twice"):
         keyring.sign(root)
     assert not keyring.draft.exists() and keyring.root().signed.version == 1
     roles.sign(root, keyring.signers(root.signed.roles[Root.type].keyids))  # or the signer fails
-    with pytest.raises(RequestError, match=f"{first} and as {'cd' * 32}"):
+    with pytest.raises(errors.RequestError, match=f"{first} and as {'cd' * 32}"):
         await begun.with_registry(lambda registry: registry.publish([root.to_bytes()]))
 
 
@@ -330,7 +321,7 @@ async def test_rotated_keys_are_accepted_by_devices(begun: RegistrySite) -> None
             old = keyring.root().signed.roles[role].keyids[0]
             keyring.replace_key(role, old, begun.now_s(), never=old)
             (keyring.folder / f"{role}-{short(old)}.key").unlink()
-        with pytest.raises(ConfigError, match="names already"):
+        with pytest.raises(errors.ConfigError, match="names already"):
             keyring.name_online(registry.online_key(), begun.now_s())
         online = registry.online_key(fresh=True)
         assert online.keyid != registry.status().online_key
@@ -363,7 +354,7 @@ async def test_two_root_key_holders_sign_in_turn(begun: RegistrySite, tmp_path: 
         file.rename(away / file.name)
     keyring.renew_root(begun.now_s())
     assert keyring.lacking() == {"own": 1, "before": 1}
-    with pytest.raises(ConfigError, match="lacks signatures"):
+    with pytest.raises(errors.ConfigError, match="lacks signatures"):
         keyring.renew_root(begun.now_s())
     assert await begun.with_registry(lambda registry: publishing.publish(keyring, registry, begun.now_s())) is None
     other = Keyring(keyring.folder, elsewhere=[away / files[1].name])
@@ -384,9 +375,9 @@ async def test_rolled_back_registry_is_detected_and_repaired(begun: RegistrySite
     with begun.gateway.store.database.begin() as connection:
         connection.execute(delete(SIGNED))
         connection.execute(insert(SIGNED), [dict(row) for row in backup])
-    with pytest.raises(MetadataRollbackError):
+    with pytest.raises(errors.MetadataRollbackError):
         await begun.with_registry(refreshed)
-    with pytest.raises(MetadataRollbackError, match="firstline keys publish"):
+    with pytest.raises(errors.MetadataRollbackError, match="firstline keys publish"):
         await begun.push(digits_bundle(tmp_path / "three", 3))
     await begun.with_registry(
         lambda registry: publishing.publish(begun.keyring, registry, begun.now_s() + 2, recover=True)
@@ -401,13 +392,13 @@ async def test_bundle_with_an_alias_is_not_removed(begun: RegistrySite, tmp_path
 
     def going(registry: Registry) -> None:
         registry.set_alias("digits", "champion", 1)
-        with pytest.raises(ConflictError, match="champion points to digits version 1"):
+        with pytest.raises(errors.ConflictError, match="champion points to digits version 1"):
             remove_bundle(begun.keyring, registry, "digits", 1, begun.now_s())
         registry.set_alias("digits", "champion", 2)
         remove_bundle(begun.keyring, registry, "digits", 1, begun.now_s())
-        with pytest.raises(NotFoundError):
+        with pytest.raises(errors.NotFoundError):
             remove_bundle(begun.keyring, registry, "digits", 1, begun.now_s())
-        with pytest.raises(ConflictError, match="no longer in the registry"):
+        with pytest.raises(errors.ConflictError, match="no longer in the registry"):
             registry.revert_alias("digits", "champion")
 
     await begun.with_registry(going)
@@ -422,7 +413,7 @@ async def test_alias_is_reverted_one_step(begun: RegistrySite, tmp_path: Path) -
 
     def moving(registry: Registry) -> None:
         registry.set_alias("digits", "champion", 1)
-        with pytest.raises(ConflictError, match="nothing to go back to"):
+        with pytest.raises(errors.ConflictError, match="nothing to go back to"):
             registry.revert_alias("digits", "champion")
         registry.set_alias("digits", "champion", 2)
         assert registry.revert_alias("digits", "champion").version == 1
@@ -446,7 +437,7 @@ async def test_interrupted_pull_resumes_and_replaces_a_damaged_part(begun: Regis
 
     part.mkdir()
     (part / "full.onnx").write_bytes(b"x" * 1000)
-    with pytest.raises(IntegrityError, match="pull again"):
+    with pytest.raises(errors.IntegrityError, match="pull again"):
         await begun.with_registry(pulling)
     await begun.with_registry(pulling)
     folder.rename(part)
@@ -458,10 +449,10 @@ async def test_interrupted_pull_resumes_and_replaces_a_damaged_part(begun: Regis
 async def test_gateway_without_online_key_publishes_nothing(begun: RegistrySite) -> None:
     for file in (begun.folder / "identity").glob("registry-*.key"):
         file.unlink()
-    with pytest.raises(NotReadyError, match="none of the online keys"):
+    with pytest.raises(errors.NotReadyError, match="none of the online keys"):
         await begun.with_registry(
             lambda registry: publishing.publish(begun.keyring, registry, begun.now_s(), renew=True)
         )
     assert (await begun.with_registry(lambda registry: registry.status())).online_key is None
-    with pytest.raises((LinkError, NotFoundError)):
+    with pytest.raises((errors.LinkError, errors.NotFoundError)):
         await begun.with_registry(lambda registry: registry.bundle("nothing", 1))

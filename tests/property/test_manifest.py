@@ -8,19 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from firstline_core.bundle.manifest import Manifest, Model, Policy, Score, encode_manifest, parse_manifest
-from firstline_core.processing.steps import (
-    CenterCrop,
-    Decode,
-    Flatten,
-    Graph,
-    InputSpec,
-    LabelOffset,
-    Layout,
-    ModelInput,
-    Resize,
-    Scale,
-    Softmax,
-)
+from firstline_core.processing import steps
 from firstline_core.storage.artefact import Artefact
 from firstline_core.tasks.classification import Classification
 
@@ -31,22 +19,22 @@ SIZES = st.integers(1, 16384)
 ARTEFACTS = st.builds(Artefact, PATHS, st.from_regex(r"[0-9a-f]{64}", fullmatch=True), st.integers(0, 2**40))
 CHANNELS = st.lists(FLOATS, max_size=4).map(tuple)
 PRE: Any = st.one_of(
-    st.builds(Decode, st.sampled_from(["RGB", "L"])),
-    st.builds(CenterCrop, st.floats(0, 1, exclude_min=True)),
-    st.builds(Resize, SIZES, SIZES, st.sampled_from(["nearest", "bilinear", "bicubic", "lanczos"])),
-    st.builds(Scale, CHANNELS, CHANNELS),
-    st.builds(Layout, st.sampled_from(["NHWC", "NCHW"])),
-    st.builds(Flatten),
-    st.builds(Graph, ARTEFACTS),
+    st.builds(steps.Decode, st.sampled_from(["RGB", "L"])),
+    st.builds(steps.CenterCrop, st.floats(0, 1, exclude_min=True)),
+    st.builds(steps.Resize, SIZES, SIZES, st.sampled_from(["nearest", "bilinear", "bicubic", "lanczos"])),
+    st.builds(steps.Scale, CHANNELS, CHANNELS),
+    st.builds(steps.Layout, st.sampled_from(["NHWC", "NCHW"])),
+    st.builds(steps.Flatten),
+    st.builds(steps.Graph, ARTEFACTS),
 )
-POST: Any = st.one_of(st.builds(Softmax), st.builds(LabelOffset, SIZES), st.builds(Graph, ARTEFACTS))
+POST: Any = st.one_of(st.builds(steps.Softmax), st.builds(steps.LabelOffset, SIZES), st.builds(steps.Graph, ARTEFACTS))
 SCORES = st.builds(Score, st.sampled_from(["max_probability", "margin", "entropy"]), st.floats(0.01, 100)) | st.builds(
     Score, st.just("graph"), st.just(1.0), ARTEFACTS
 )
 SHAPES = st.lists(st.integers(1, 99) | st.just(-1), max_size=3).map(lambda sizes: (-1, *sizes))
 INPUT_NAMES = st.text(min_size=1, max_size=5)
-INPUTS = st.builds(InputSpec, INPUT_NAMES, st.sampled_from(["FP32", "UINT8", "INT64"]), SHAPES) | st.builds(
-    InputSpec, INPUT_NAMES, st.just("BYTES"), st.just((-1,)), st.sampled_from(["image", "audio", "text"])
+INPUTS = st.builds(steps.InputSpec, INPUT_NAMES, st.sampled_from(["FP32", "UINT8", "INT64"]), SHAPES) | st.builds(
+    steps.InputSpec, INPUT_NAMES, st.just("BYTES"), st.just((-1,)), st.sampled_from(["image", "audio", "text"])
 )
 LABELS: Any = st.lists(st.text(max_size=5), min_size=2, max_size=4).map(tuple)
 TASKS = st.builds(Classification, LABELS, st.booleans())
@@ -55,7 +43,7 @@ PRESTEPS = st.lists(PRE, max_size=4).map(tuple)
 
 def models(names: list[str]) -> st.SearchStrategy[Model]:
     """Models that read all these inputs of the bundle."""
-    ports = [st.builds(ModelInput, st.just(name), st.just(f"port {name}"), PRESTEPS) for name in names]
+    ports = [st.builds(steps.ModelInput, st.just(name), st.just(f"port {name}"), PRESTEPS) for name in names]
     return st.builds(
         Model,
         NAMES,

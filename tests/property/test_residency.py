@@ -18,16 +18,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from support.far_servers import MANIFEST
 from support.waiting import until
 
+from firstline_core import errors
 from firstline_core.bundle.loading import LoadedModel
 from firstline_core.clock import SimulatedClock
-from firstline_core.errors import (
-    EngineUnavailableError,
-    FirstlineError,
-    ModelLoadError,
-    NotReadyError,
-    RequestError,
-    UnknownModelError,
-)
 from firstline_core.types import ModelKey
 from firstline_gateway.models.memory import Place
 from firstline_gateway.models.repository import Repository, ServedModel
@@ -90,7 +83,7 @@ class Room:
         self.gate.wait(10)
         self.loads += 1
         if model.key.name in self.failing:
-            raise ModelLoadError("It is broken.")
+            raise errors.ModelLoadError("It is broken.")
         return cast(LoadedModel, SimpleNamespace(close=lambda: None))
 
     def _find(self, name: str) -> tuple[list[ServedModel], list[Any]]:
@@ -141,9 +134,9 @@ class Machine(RuleBasedStateMachine):
                 assert each.served is self.room.repository.models[key]
                 self.held.append(each)
             elif not served_now:
-                assert isinstance(each, UnknownModelError)
+                assert isinstance(each, errors.UnknownModelError)
             elif name in self.room.failing or residency.memory.places[key].problem:
-                assert isinstance(each, NotReadyError | asyncio.CancelledError)
+                assert isinstance(each, errors.NotReadyError | asyncio.CancelledError)
             else:
                 assert isinstance(each, asyncio.CancelledError)
                 assert self.full
@@ -171,7 +164,7 @@ class Machine(RuleBasedStateMachine):
         key, before = ModelKey(name, 1), self.room.engine.held.get(ModelKey(name, 1))
         try:
             self.run(self.room.residency.orders.load(name))
-        except FirstlineError:
+        except errors.FirstlineError:
             assert name in self.room.failing or self.full
             assert self.room.engine.held.get(key) is before
         else:
@@ -185,7 +178,7 @@ class Machine(RuleBasedStateMachine):
             return
         try:
             self.run(self.room.residency.orders.unload(name))
-        except UnknownModelError:
+        except errors.UnknownModelError:
             assert ModelKey(name, 1) in self.room.repository.away
         assert ModelKey(name, 1) not in self.room.engine.held
 
@@ -246,7 +239,7 @@ async def test_the_least_recently_used_model_is_evicted_unless_held(room: Room) 
     await settled(waiting[0])  # m1 was idle
     assert {key.name for key in residency.memory.resident} == {"m2", "m3", "m4"}
     await room.clock.advance(6)
-    with pytest.raises(NotReadyError, match="not loaded in the time") as refused:
+    with pytest.raises(errors.NotReadyError, match="not loaded in the time") as refused:
         await waiting[1]
     assert refused.value.retry_after_s
     residency.memory.release(places[2])
@@ -259,7 +252,7 @@ async def test_unload_refuses_waiting_requests(room: Room) -> None:
     waiting = asyncio.create_task(room.residency.loaded(ModelKey("m3", 1), None))
     await asyncio.sleep(0.01)
     await room.residency.orders.unload("m3")
-    with pytest.raises(UnknownModelError, match="unloaded"):
+    with pytest.raises(errors.UnknownModelError, match="unloaded"):
         await waiting
 
 
@@ -307,11 +300,11 @@ async def test_a_refused_replacement_keeps_the_served_model(room: Room, monkeypa
     room.residency.memory.release(await room.residency.loaded(key, None))
 
     async def refuse(_: ServedModel) -> None:
-        raise EngineUnavailableError("It is away.")
+        raise errors.EngineUnavailableError("It is away.")
 
     with monkeypatch.context() as outage:
         outage.setattr(room.engine, "put", refuse)
-        with pytest.raises(RequestError, match="It is away"):
+        with pytest.raises(errors.RequestError, match="It is away"):
             await room.residency.orders.load("m0")
     assert room.residency.memory.hold(key) is not None
     assert room.loads == 2
@@ -320,7 +313,7 @@ async def test_a_refused_replacement_keeps_the_served_model(room: Room, monkeypa
 async def test_a_model_larger_than_the_budget_is_never_loaded() -> None:
     room = Room(budget=0)
     room.residency.memory._budget_bytes = SIZE_BYTES - 1
-    with pytest.raises(NotReadyError, match=r"more than models\.memory_budget_mb"):
+    with pytest.raises(errors.NotReadyError, match=r"more than models\.memory_budget_mb"):
         await room.residency.loaded(ModelKey("m0", 1), None)
     assert room.loads == 0
 
@@ -328,7 +321,7 @@ async def test_a_model_larger_than_the_budget_is_never_loaded() -> None:
 async def test_failed_load_is_retried(room: Room) -> None:
     room.failing.add("m0")
     for _ in range(3):
-        with pytest.raises(NotReadyError, match="It is broken"):
+        with pytest.raises(errors.NotReadyError, match="It is broken"):
             await room.residency.loaded(ModelKey("m0", 1), None)
     assert room.loads == 1
     assert room.residency.state(room.repository.models[ModelKey("m0", 1)], "").state == "UNAVAILABLE"

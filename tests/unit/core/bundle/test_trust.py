@@ -16,22 +16,10 @@ import pytest
 from tuf.api.metadata import Metadata, Root, Snapshot, Targets
 
 from bench.support.signed_repository import DAY, ROLES, START, SignedRepository
+from firstline_core import errors
 from firstline_core.bundle import trust
 from firstline_core.bundle.trust import LIMITS_BYTES, Trust
 from firstline_core.clock import SimulatedClock
-from firstline_core.errors import (
-    FirstlineError,
-    IntegrityError,
-    LinkDownError,
-    MetadataExpiredError,
-    MetadataMismatchError,
-    MetadataRollbackError,
-    NoRoomError,
-    ProtocolError,
-    RemoteTimeoutError,
-    SignatureError,
-    UpdateError,
-)
 
 
 class Device:
@@ -51,7 +39,7 @@ class Device:
         """The version of each role's metadata after refreshing."""
         return {signed.type: signed.version for signed in self.trust.updater.trusted}
 
-    def refused(self, kind: type[FirstlineError], *words: str) -> None:
+    def refused(self, kind: type[errors.FirstlineError], *words: str) -> None:
         """Refreshing fails with exactly this error, and changes nothing that is believed."""
         before = self.kept()
         with pytest.raises(kind) as caught:
@@ -112,7 +100,7 @@ def test_tampered_metadata_is_refused(name: str, device: Device, repository: Sig
     said = json.loads(repository.files[name])
     said["signed"]["expires"] = "2099-01-01T00:00:00Z"
     repository.files[name] = json.dumps(said).encode()
-    device.refused(SignatureError, name)
+    device.refused(errors.SignatureError, name)
 
 
 @pytest.mark.parametrize("role", ROLES)
@@ -141,7 +129,7 @@ def test_metadata_signed_with_a_revoked_key_is_refused(role: str, device: Device
     device.trust.refresh()
     repository.signers[role] = [stolen]
     repository.publish()
-    device.refused(SignatureError, "keys")
+    device.refused(errors.SignatureError, "keys")
 
 
 def test_an_older_timestamp_is_refused(device: Device, repository: SignedRepository) -> None:
@@ -149,14 +137,14 @@ def test_an_older_timestamp_is_refused(device: Device, repository: SignedReposit
     repository.publish()
     device.trust.refresh()
     repository.files["timestamp.json"] = older
-    device.refused(MetadataRollbackError, "timestamp.json", "older")
+    device.refused(errors.MetadataRollbackError, "timestamp.json", "older")
 
 
 def test_a_newer_timestamp_of_an_older_snapshot_is_refused(device: Device, repository: SignedRepository) -> None:
     repository.snapshot.version = 1
     repository.timestamp.version += 1
     repository.publish_snapshot()
-    device.refused(MetadataRollbackError, "snapshot")
+    device.refused(errors.MetadataRollbackError, "snapshot")
 
 
 @pytest.mark.parametrize("withdrawn", [False, True])
@@ -170,26 +158,26 @@ def test_a_snapshot_without_newer_targets_is_refused(
     repository.snapshot.version += 1
     repository.timestamp.version += 1
     repository.publish_snapshot()
-    device.refused(MetadataRollbackError, "snapshot.json", "targets.json")
+    device.refused(errors.MetadataRollbackError, "snapshot.json", "targets.json")
 
 
 def test_an_older_root_is_refused(device: Device, repository: SignedRepository) -> None:
     repository.files["2.root.json"] = repository.files["1.root.json"]
-    device.refused(MetadataRollbackError, "2.root.json")
+    device.refused(errors.MetadataRollbackError, "2.root.json")
 
 
 def test_a_root_that_skips_a_version_is_refused(device: Device, repository: SignedRepository) -> None:
     repository.root.version = 3
     repository.publish_root()
     repository.files["2.root.json"] = repository.files["3.root.json"]
-    device.refused(MetadataMismatchError, "2.root.json")
+    device.refused(errors.MetadataMismatchError, "2.root.json")
 
 
 def test_a_frozen_registry_is_detected_when_its_metadata_expires(device: Device) -> None:
     device.now = START + DAY / 2
     device.trust.refresh()
     device.now = START + 2 * DAY
-    device.refused(MetadataExpiredError, "timestamp", "2027-01-02", "held back", "stay in use")
+    device.refused(errors.MetadataExpiredError, "timestamp", "2027-01-02", "held back", "stay in use")
 
 
 @pytest.mark.parametrize("role", ROLES)
@@ -205,7 +193,7 @@ def test_expired_metadata_of_any_role_is_refused(role: str, tmp_path: Path, repo
     device = Device(tmp_path / "new", repository)
     device.trust.refresh()
     device.now = START + 2 * DAY
-    device.refused(MetadataExpiredError, role)
+    device.refused(errors.MetadataExpiredError, role)
     device.now = START  # whatever the wall clock says, the caller's time counts
     device.trust.refresh()
 
@@ -215,7 +203,7 @@ def test_genuine_metadata_of_another_moment_is_refused(name: str, device: Device
     older = repository.files[f"2.{name}.json"]
     repository.publish()
     repository.files[f"3.{name}.json"] = older
-    device.refused(MetadataMismatchError, f"3.{name}.json", "moments")
+    device.refused(errors.MetadataMismatchError, f"3.{name}.json", "moments")
 
 
 def test_mixed_metadata_is_detected_without_hashes(device: Device, repository: SignedRepository) -> None:
@@ -223,12 +211,12 @@ def test_mixed_metadata_is_detected_without_hashes(device: Device, repository: S
     repository.snapshot.meta["targets.json"].hashes = None
     repository.publish_snapshot()
     repository.files["3.targets.json"] = repository.files["2.targets.json"]
-    device.refused(MetadataMismatchError, "3.targets.json")
+    device.refused(errors.MetadataMismatchError, "3.targets.json")
     repository.publish()
     repository.timestamp.snapshot_meta.hashes = None
     repository.publish_timestamp()
     repository.files["4.snapshot.json"] = repository.files["3.snapshot.json"]
-    device.refused(MetadataMismatchError, "4.snapshot.json")
+    device.refused(errors.MetadataMismatchError, "4.snapshot.json")
 
 
 @pytest.mark.parametrize("name", ["2.root.json", "timestamp.json", "3.snapshot.json", "3.targets.json"])
@@ -248,7 +236,7 @@ def test_endless_metadata_is_refused_at_its_size_limit(name: str, device: Device
     repository.files.setdefault(name, b"")
     repository.parts = endless
     limit = LIMITS_BYTES[name.removesuffix(".json").rpartition(".")[2]]
-    device.refused(IntegrityError, name, str(limit))
+    device.refused(errors.IntegrityError, name, str(limit))
     assert given <= limit + 4096
 
 
@@ -259,47 +247,47 @@ def test_slow_metadata_is_refused_at_its_time_limit(device: Device, repository: 
             yield content[position : position + 1]
 
     repository.parts = slow
-    device.refused(RemoteTimeoutError, "timestamp.json")
+    device.refused(errors.RemoteTimeoutError, "timestamp.json")
     assert device.clock.monotonic_s() < 30
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"signed": {"_type": "targets"}}', b"\xff\xfe", b"9" * 9000])
 def test_invalid_metadata_is_refused(content: bytes, device: Device, repository: SignedRepository) -> None:
     repository.files["timestamp.json"] = content
-    device.refused(IntegrityError, "timestamp.json")
+    device.refused(errors.IntegrityError, "timestamp.json")
 
 
 def test_metadata_of_another_role_is_refused(device: Device, repository: SignedRepository) -> None:
     repository.files["timestamp.json"] = repository.files["2.targets.json"]
-    device.refused(IntegrityError, "timestamp.json", "targets")
+    device.refused(errors.IntegrityError, "timestamp.json", "targets")
 
 
 def test_an_empty_registry_can_be_retried(device: Device, repository: SignedRepository) -> None:
     del repository.files["timestamp.json"]
-    device.refused(ProtocolError, "timestamp.json")
+    device.refused(errors.ProtocolError, "timestamp.json")
 
     def cut(_name: str, _content: bytes) -> Iterator[bytes]:
-        raise LinkDownError("gone")
+        raise errors.LinkDownError("gone")
         yield b""
 
     repository.files["timestamp.json"] = b""
     repository.parts = cut
-    device.refused(LinkDownError)
+    device.refused(errors.LinkDownError)
 
 
 def test_an_invalid_anchor_is_reported(tmp_path: Path, repository: SignedRepository) -> None:
     found = Trust(tmp_path, repository, anchor=b"{}", now_s=START.timestamp)
-    with pytest.raises(IntegrityError, match="root metadata of this device is invalid"):
+    with pytest.raises(errors.IntegrityError, match="root metadata of this device is invalid"):
         found.refresh()
     assert found.updater is None
-    with pytest.raises(UpdateError, match="cannot be kept"):
+    with pytest.raises(errors.UpdateError, match="cannot be kept"):
         Trust(tmp_path / "none", repository, anchor=None, now_s=START.timestamp).refresh()
 
 
 def test_the_anchor_takes_precedence_over_a_stored_root(tmp_path: Path, device: Device) -> None:
     other = SignedRepository()
     stranger = Trust(device.folder, other, anchor=device.repository.anchor, now_s=START.timestamp)
-    with pytest.raises(SignatureError):
+    with pytest.raises(errors.SignatureError):
         stranger.refresh()
 
 
@@ -325,16 +313,20 @@ def test_files_are_synced_before_they_replace_others(
     ]
 
 
-@pytest.mark.parametrize(("refusal", "kind"), [(errno.ENOSPC, NoRoomError), (errno.EIO, UpdateError)])
+@pytest.mark.parametrize(("refusal", "kind"), [(errno.ENOSPC, errors.NoRoomError), (errno.EIO, errors.UpdateError)])
 def test_a_disk_error_does_not_refuse_metadata(
-    device: Device, repository: SignedRepository, monkeypatch: pytest.MonkeyPatch, refusal: int, kind: type[UpdateError]
+    device: Device,
+    repository: SignedRepository,
+    monkeypatch: pytest.MonkeyPatch,
+    refusal: int,
+    kind: type[errors.UpdateError],
 ) -> None:
     def refused(_: int) -> None:
         raise OSError(refusal, os.strerror(refusal))
 
     repository.publish()
     monkeypatch.setattr(os, "fsync", refused)
-    with pytest.raises(UpdateError) as found:
+    with pytest.raises(errors.UpdateError) as found:
         device.trust.refresh()
     assert type(found.value) is kind
 

@@ -17,21 +17,7 @@ import orjson
 import pytest
 from httpx import Headers
 
-from firstline_core.errors import (
-    BY_CODE,
-    CapacityError,
-    DeadlineExceededError,
-    FirstlineError,
-    InvalidTensorError,
-    LinkError,
-    PayloadTooLargeError,
-    ProtocolError,
-    QueueFullError,
-    RateLimitedError,
-    RequestError,
-    UnauthorizedError,
-    UnknownModelError,
-)
+from firstline_core import errors
 from firstline_core.protocol import extensions, http, oip
 from firstline_core.protocol.data_plane import DataPlane, ModelState
 from firstline_core.protocol.http import closing_response, error_body, error_from, error_reply, status_of
@@ -54,7 +40,7 @@ class Doubler:
     extensions: tuple[str, ...] = ("binary_tensor_data",)
     counted: ModelStatistics = field(default_factory=lambda: ModelStatistics("double", "7"))
     up: bool = True
-    failure: FirstlineError | None = None
+    failure: errors.FirstlineError | None = None
     seen: list[InferRequest] = field(default_factory=list)
 
     async def infer(self, request: InferRequest) -> InferResponse:
@@ -74,7 +60,7 @@ class Doubler:
 
     def metadata(self, model: str, version: str) -> ModelMetadata:
         if model != "double" or version not in ("", "7"):
-            raise UnknownModelError(f"No model '{model}' here.")
+            raise errors.UnknownModelError(f"No model '{model}' here.")
         spec = TensorSpec("x", "FP32", (-1, 2))
         return ModelMetadata("double", ("7",), "onnx", (spec,), (TensorSpec("y", "FP32", (-1, 2)),), ("a", "b"))
 
@@ -148,8 +134,8 @@ async def test_the_facts_of_the_http_request_reach_the_plane() -> None:
 
 
 async def test_a_failure_is_raised_and_makes_a_reply() -> None:
-    tier = plane(failure=DeadlineExceededError("Too late.", retry_after_s=0.2))
-    with pytest.raises(DeadlineExceededError) as caught:
+    tier = plane(failure=errors.DeadlineExceededError("Too late.", retry_after_s=0.2))
+    with pytest.raises(errors.DeadlineExceededError) as caught:
         await infer_reply(tier, "double", "", {}, BODY)
     reply = http.error_reply(caught.value)
     assert reply.status == 504
@@ -173,7 +159,7 @@ async def test_bad_bodies_never_reach_the_plane() -> None:
         ({"Content-Encoding": "gzip"}, BODY, 400),
     ]
     for headers, body, status in bad:
-        with pytest.raises(FirstlineError) as caught:
+        with pytest.raises(errors.FirstlineError) as caught:
             await infer_reply(tier, "double", "", headers, body)
         reply = http.error_reply(caught.value)
         assert reply.status == status, (headers, reply)
@@ -227,7 +213,7 @@ def test_a_bomb_is_inflated_no_further_than_the_limit() -> None:
     bomb = gzip.compress(bytes(50_000_000))
     tracemalloc.start()
     try:
-        with pytest.raises(PayloadTooLargeError, match="inflates"):
+        with pytest.raises(errors.PayloadTooLargeError, match="inflates"):
             http.decompressed({"content-encoding": "gzip"}, bomb, Limits(body_bytes=1000))
         _, peak_bytes = tracemalloc.get_traced_memory()
     finally:
@@ -244,7 +230,7 @@ def test_a_bomb_is_inflated_no_further_than_the_limit() -> None:
     ],
 )
 def test_one_whole_stream(body: bytes, says: str) -> None:
-    with pytest.raises(InvalidTensorError, match=says):
+    with pytest.raises(errors.InvalidTensorError, match=says):
         http.decompressed({"content-encoding": "gzip"}, body, Limits())
 
 
@@ -257,11 +243,11 @@ async def test_reading_stops_at_the_limit() -> None:
             taken += 1
             yield b"12345"
 
-    with pytest.raises(PayloadTooLargeError):
+    with pytest.raises(errors.PayloadTooLargeError):
         await http.read_body(chunks(), {}, Limits(body_bytes=10))
     assert taken == 3
     for declared in ("11", "9" * 5000):
-        with pytest.raises(PayloadTooLargeError):
+        with pytest.raises(errors.PayloadTooLargeError):
             await http.read_body(chunks(), {"content-length": declared}, Limits(body_bytes=10))
     assert taken == 3
 
@@ -331,7 +317,7 @@ class TestExtensions:
 
     @pytest.mark.parametrize("body", [b"[]", b'{"ready": 1}', b"{"])
     def test_the_index_takes_no_other_body(self, body: bytes) -> None:
-        with pytest.raises(RequestError):
+        with pytest.raises(errors.RequestError):
             extensions.index_reply(plane(), body, Limits())
 
     def test_statistics_have_the_form_of_triton(self) -> None:
@@ -353,7 +339,7 @@ class TestExtensions:
     def test_statistics_of_an_unknown_model_are_refused(self) -> None:
         assert extensions.statistics_json(plane(), "", "")["model_stats"][0]["name"] == "double"
         for model, version in (("nobody", ""), ("double", "8")):
-            with pytest.raises(UnknownModelError):
+            with pytest.raises(errors.UnknownModelError):
                 extensions.statistics_json(plane(), model, version)
 
     def test_the_configuration_matches_the_metadata(self) -> None:
@@ -369,7 +355,7 @@ class TestExtensions:
 
 
 def test_every_error_is_restored_from_its_reply() -> None:
-    for code, kind in BY_CODE.items():
+    for code, kind in errors.BY_CODE.items():
         error = kind("What was wrong.", retry_after_s=1.2)
         reply = error_reply(error)
         assert reply.status == status_of(error), code
@@ -379,11 +365,11 @@ def test_every_error_is_restored_from_its_reply() -> None:
 
 
 def test_an_unauthenticated_caller_receives_the_scheme() -> None:
-    assert error_reply(UnauthorizedError("No token.")).headers["WWW-Authenticate"] == "Bearer"
+    assert error_reply(errors.UnauthorizedError("No token.")).headers["WWW-Authenticate"] == "Bearer"
 
 
 def test_there_is_no_retry_after_without_a_known_delay() -> None:
-    error = QueueFullError("Full.")
+    error = errors.QueueFullError("Full.")
     reply = error_reply(error)
     assert "Retry-After" not in reply.headers
     assert orjson.loads(reply.body) == {"error": "Full.", "code": "queue_full", "request_id": error.identify()}
@@ -392,16 +378,16 @@ def test_there_is_no_retry_after_without_a_known_delay() -> None:
 @pytest.mark.parametrize(
     ("status", "kind"),
     [
-        (429, RateLimitedError),
-        (403, UnauthorizedError),
-        (418, RequestError),
-        (502, LinkError),
-        (503, CapacityError),
-        (500, FirstlineError),
-        (302, ProtocolError),
+        (429, errors.RateLimitedError),
+        (403, errors.UnauthorizedError),
+        (418, errors.RequestError),
+        (502, errors.LinkError),
+        (503, errors.CapacityError),
+        (500, errors.FirstlineError),
+        (302, errors.ProtocolError),
     ],
 )
-def test_without_our_code_the_status_decides(status: int, kind: type[FirstlineError]) -> None:
+def test_without_our_code_the_status_decides(status: int, kind: type[errors.FirstlineError]) -> None:
     for body in (b"", b"<html>", b"[]", b'{"error":"x","code":"new_code"}', b'{"error":7,"code":[]}', b"\xff"):
         assert type(error_from(status, body)) is kind, body
 
@@ -435,7 +421,7 @@ def test_a_long_message_is_cut() -> None:
 def test_a_closing_response_is_a_whole_one() -> None:
     class Wire:
         def makefile(self, _mode: str) -> io.BytesIO:
-            return io.BytesIO(closing_response(431, RequestError("The head is too large.")))
+            return io.BytesIO(closing_response(431, errors.RequestError("The head is too large.")))
 
     response = HTTPResponse(Wire())  # type: ignore[arg-type]
     response.begin()
@@ -443,8 +429,8 @@ def test_a_closing_response_is_a_whole_one() -> None:
     assert response.getheader("Connection") == "close"
     body = response.read()
     assert len(body) == int(response.getheader("Content-Length") or 0)
-    assert type(error_from(431, body)) is RequestError
+    assert type(error_from(431, body)) is errors.RequestError
 
 
 def test_the_retry_delay_is_rounded_to_milliseconds() -> None:
-    assert orjson.loads(error_body(QueueFullError("Full.", retry_after_s=0.123456789)))["retry_after_s"] == 0.123
+    assert orjson.loads(error_body(errors.QueueFullError("Full.", retry_after_s=0.123456789)))["retry_after_s"] == 0.123

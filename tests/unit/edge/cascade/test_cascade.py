@@ -12,23 +12,8 @@ from msgspec.structs import replace
 from support.edge import SURE, UNSURE, MakeScene, Scene, answer_of, outcomes, request, tiers, yes
 from support.escalations import settle
 
+from firstline_core import errors
 from firstline_core.clock import SimulatedClock
-from firstline_core.errors import (
-    CapacityError,
-    DeadlineExceededError,
-    FirstlineError,
-    InferenceError,
-    InvalidTensorError,
-    LinkDownError,
-    LinkError,
-    ModelMismatchError,
-    ProtocolError,
-    QueueFullError,
-    RemoteTimeoutError,
-    RequestError,
-    UnauthorizedError,
-    UnknownModelError,
-)
 from firstline_core.ids import new_request_id
 from firstline_core.routing import policy
 from firstline_core.types import InferResponse, Privacy, Reason, RequestedOutput, Route, Status, Tensor, Tier, Wait
@@ -112,7 +97,7 @@ class TestCertificate:
 
     async def test_a_replacement_answer_is_not_certified(self, make_scene: MakeScene) -> None:
         scene = make_scene(certified=0.7)
-        for error in (LinkDownError("down"), DeadlineExceededError("late")):
+        for error in (errors.LinkDownError("down"), errors.DeadlineExceededError("late")):
             scene.cloud.error = error
             answers = [answer_of(await scene.infer(UNSURE)), answer_of(await scene.infer(SURE, route=Route.CLOUD))]
             assert [(a.model_digest, a.certified) for a in answers] == [(scene.echo.digest, False)] * 2
@@ -168,7 +153,7 @@ class TestCache:
         assert answer_of(await scene.infer(UNSURE)).tier is Tier.CLOUD
 
     async def test_a_provisional_answer_is_not_cached(self, scene: Scene) -> None:
-        scene.cloud.error = LinkDownError("down")
+        scene.cloud.error = errors.LinkDownError("down")
         assert answer_of(await scene.infer(UNSURE)).status is Status.PROVISIONAL
         scene.cloud.error = None
         response = await scene.infer(UNSURE)
@@ -235,7 +220,7 @@ class TestTheFarSide:
         self, scene: Scene, spoil: Callable[[InferResponse], InferResponse], said: str
     ) -> None:
         scene.cloud.spoil = spoil
-        with pytest.raises(ProtocolError, match=said):
+        with pytest.raises(errors.ProtocolError, match=said):
             await scene.infer(SURE, model="other")
 
 
@@ -243,15 +228,17 @@ class TestOffline:
     @pytest.mark.parametrize(
         ("error", "reason"),
         [
-            (LinkDownError("down"), Reason.LINK_DOWN),
-            (ProtocolError("babble"), Reason.LINK_DOWN),
-            (QueueFullError("full"), Reason.LINK_DOWN),
-            (UnauthorizedError("who?"), Reason.LINK_DOWN),
-            (RemoteTimeoutError("late"), Reason.DEADLINE),
-            (DeadlineExceededError("late"), Reason.DEADLINE),
+            (errors.LinkDownError("down"), Reason.LINK_DOWN),
+            (errors.ProtocolError("babble"), Reason.LINK_DOWN),
+            (errors.QueueFullError("full"), Reason.LINK_DOWN),
+            (errors.UnauthorizedError("who?"), Reason.LINK_DOWN),
+            (errors.RemoteTimeoutError("late"), Reason.DEADLINE),
+            (errors.DeadlineExceededError("late"), Reason.DEADLINE),
         ],
     )
-    async def test_the_edge_answer_now_and_a_promise(self, scene: Scene, error: FirstlineError, reason: Reason) -> None:
+    async def test_the_edge_answer_now_and_a_promise(
+        self, scene: Scene, error: errors.FirstlineError, reason: Reason
+    ) -> None:
         scene.cloud.error = error
         asked = request(0.95, 0.6, deadline_s=None)
         response = await scene.answer(asked)
@@ -264,8 +251,10 @@ class TestOffline:
         assert (item.request.request_id, item.request.principal) == (asked.request_id, "local")
         assert (item.request.version, item.request.full_model_digest) == ("3", scene.cloud.digest)
 
-    @pytest.mark.parametrize("error", [RequestError("no"), InferenceError("no"), FirstlineError("broken")])
-    async def test_a_refusal_is_final(self, scene: Scene, error: FirstlineError) -> None:
+    @pytest.mark.parametrize(
+        "error", [errors.RequestError("no"), errors.InferenceError("no"), errors.FirstlineError("broken")]
+    )
+    async def test_a_refusal_is_final(self, scene: Scene, error: errors.FirstlineError) -> None:
         scene.cloud.error = error
         answer = answer_of(await scene.infer(UNSURE))
         assert (answer.status, answer.reason, answer.durable) == (Status.FINAL, Reason.CLOUD_ERROR, False)
@@ -286,19 +275,21 @@ class TestOffline:
         self, make_scene: MakeScene, value: float, asked: dict[str, Any], scene: dict[str, Any]
     ) -> None:
         made = make_scene(**scene)
-        made.cloud.error = InvalidTensorError("Row 0 is not an image.")
-        with pytest.raises(InvalidTensorError, match="Row 0 is not an image"):
+        made.cloud.error = errors.InvalidTensorError("Row 0 is not an image.")
+        with pytest.raises(errors.InvalidTensorError, match="Row 0 is not an image"):
             await made.infer(value, **asked)
 
     async def test_a_certified_answer_outlives_a_refused_input(self, make_scene: MakeScene) -> None:
         scene = make_scene(chosen=policy.make_policy("value"), certified=0.7)
-        scene.cloud.error = InvalidTensorError("Row 0 is not an image.")
+        scene.cloud.error = errors.InvalidTensorError("Row 0 is not an image.")
         answer = answer_of(await scene.infer(SURE))
         assert (answer.tier, answer.status, answer.reason) == (Tier.EDGE, Status.FINAL, Reason.CLOUD_ERROR)
         assert answer.refusal == "Row 0 is not an image."
 
-    @pytest.mark.parametrize("error", [ModelMismatchError("no"), UnknownModelError("no")])
-    async def test_a_gateway_without_the_bundle_may_correct(self, make_scene: MakeScene, error: FirstlineError) -> None:
+    @pytest.mark.parametrize("error", [errors.ModelMismatchError("no"), errors.UnknownModelError("no")])
+    async def test_a_gateway_without_the_bundle_may_correct(
+        self, make_scene: MakeScene, error: errors.FirstlineError
+    ) -> None:
         clock = SimulatedClock()
         scene = make_scene(clock=clock)
         scene.cloud.error = error
@@ -309,16 +300,16 @@ class TestOffline:
             assert answer.refusal == "no"
             await clock.advance(BUNDLE_GRACE_S)
 
-    @pytest.mark.parametrize("error", [QueueFullError("full"), CapacityError("the disk refuses")])
-    async def test_a_full_outbox_promises_nothing(self, scene: Scene, error: FirstlineError) -> None:
-        scene.cloud.error = LinkDownError("down")
+    @pytest.mark.parametrize("error", [errors.QueueFullError("full"), errors.CapacityError("the disk refuses")])
+    async def test_a_full_outbox_promises_nothing(self, scene: Scene, error: errors.FirstlineError) -> None:
+        scene.cloud.error = errors.LinkDownError("down")
         scene.promises.error = error
         answer = answer_of(await scene.infer(UNSURE))
         assert (answer.status, answer.reason, answer.durable) == (Status.FINAL, Reason.OUTBOX_FULL, False)
 
     async def test_a_request_for_the_gateway_alone_fails_clearly(self, scene: Scene) -> None:
-        scene.cloud.error = LinkDownError("down", retry_after_s=7)
-        with pytest.raises(LinkDownError) as raised:
+        scene.cloud.error = errors.LinkDownError("down", retry_after_s=7)
+        with pytest.raises(errors.LinkDownError) as raised:
             await scene.infer(*[SURE] * 20)  # 80 bytes, over the limit of 64
         assert raised.value.retry_after_s == 7
         assert scene.promises.items == [] and scene.echo.runs == []
@@ -327,21 +318,21 @@ class TestOffline:
         scene = make_scene(linked=False)
         answer = answer_of(await scene.infer(UNSURE))
         assert (answer.status, answer.reason, answer.durable) == (Status.FINAL, Reason.LINK_DOWN, False)
-        with pytest.raises(LinkDownError, match="trying again does not help") as raised:
+        with pytest.raises(errors.LinkDownError, match="trying again does not help") as raised:
             await scene.infer(*[SURE] * 20)
         assert raised.value.retry_after_s is None
-        with pytest.raises(UnknownModelError, match=r"'other'; it holds: m\. To ask a gateway for it, add a"):
+        with pytest.raises(errors.UnknownModelError, match=r"'other'; it holds: m\. To ask a gateway for it, add a"):
             await scene.infer(SURE, model="other", version="9")
 
     async def test_no_correction_is_promised_for_a_bundle_without_a_full_model(self, make_scene: MakeScene) -> None:
         scene = make_scene(full=False)
-        scene.cloud.error = LinkDownError("down")
+        scene.cloud.error = errors.LinkDownError("down")
         assert answer_of(await scene.infer(UNSURE)).status is Status.FINAL
         assert scene.promises.items == []
 
     async def test_a_refused_token_is_not_the_callers_fault(self, scene: Scene) -> None:
-        scene.cloud.error = UnauthorizedError("who?")
-        with pytest.raises(LinkError, match="refuses this device"):
+        scene.cloud.error = errors.UnauthorizedError("who?")
+        with pytest.raises(errors.LinkError, match="refuses this device"):
             await scene.infer(*[SURE] * 20)
 
 
@@ -358,7 +349,7 @@ class TestWishes:
         assert answer_of(await scene.infer(SURE, route=Route.CLOUD)).tier is Tier.CACHE
 
     async def test_route_cloud_falls_back_to_the_edge(self, scene: Scene) -> None:
-        scene.cloud.error = LinkDownError("down")
+        scene.cloud.error = errors.LinkDownError("down")
         response = await scene.infer(SURE, route=Route.CLOUD)
         answer = answer_of(response)
         assert (answer.tier, answer.reason, answer.status) == (Tier.EDGE, Reason.LINK_DOWN, Status.PROVISIONAL)
@@ -371,13 +362,13 @@ class TestWishes:
         assert answer_of(await scene.infer(SURE, wait=Wait.FIRST)).status is Status.FINAL
 
     async def test_wait_first_asks_the_full_model_if_no_correction_can_be_promised(self, scene: Scene) -> None:
-        scene.promises.error = QueueFullError("full")
+        scene.promises.error = errors.QueueFullError("full")
         answer = answer_of(response := await scene.infer(UNSURE, wait=Wait.FIRST))
         assert (answer.status, answer.tier, answer.reason) == (Status.FINAL, Tier.CLOUD, Reason.UNCERTAIN)
         assert answer.certified and not answer.durable and yes(response) != [UNSURE]
         await scene.infer(SURE, 0.58, wait=Wait.FIRST)
         assert len(scene.cloud.requests) == 2
-        scene.cloud.error = LinkDownError("down")
+        scene.cloud.error = errors.LinkDownError("down")
         answer = answer_of(await scene.infer(0.57, wait=Wait.FIRST))
         assert (answer.status, answer.tier, answer.reason) == (Status.FINAL, Tier.EDGE, Reason.OUTBOX_FULL)
         answer = answer_of(await scene.infer(0.56, wait=Wait.FIRST, route=Route.CLOUD))
@@ -392,7 +383,7 @@ class TestWishes:
         assert answer_of(await scene.infer(*[SURE] * 20, wait=Wait.FIRST)).reason is Reason.HEAVY
 
     async def test_local_only_never_leaves(self, scene: Scene) -> None:
-        scene.cloud.error = LinkDownError("down")
+        scene.cloud.error = errors.LinkDownError("down")
         answer = answer_of(await scene.infer(UNSURE, privacy=Privacy.LOCAL_ONLY))
         assert (answer.tier, answer.reason, answer.status) == (Tier.EDGE, Reason.LOCAL_ONLY, Status.FINAL)
         assert not answer.certified
@@ -404,7 +395,7 @@ class TestWishes:
         assert (answer.model_digest, answer.certified) == (scene.echo.digest, False)
 
     async def test_heavy_and_local_only_is_refused(self, make_scene: MakeScene) -> None:
-        with pytest.raises(RequestError, match="local_only"):
+        with pytest.raises(errors.RequestError, match="local_only"):
             await make_scene().infer(*[SURE] * 20, privacy=Privacy.LOCAL_ONLY)
 
 
@@ -430,7 +421,7 @@ class TestHeavy:
 
     @pytest.mark.parametrize("bound", [{"route": Route.EDGE}, {"privacy": Privacy.LOCAL_ONLY}])
     async def test_a_bound_request_for_another_model_never_leaves(self, scene: Scene, bound: dict[str, Any]) -> None:
-        with pytest.raises(RequestError, match="device"):
+        with pytest.raises(errors.RequestError, match="device"):
             await scene.answer(request(SURE, model="other", **bound))
         assert scene.cloud.requests == []
 
@@ -443,7 +434,7 @@ class TestHeavy:
         response = await scene.infer(2.0)
         assert (answer_of(response).tier, answer_of(response).reason) == (Tier.CLOUD, Reason.HEAVY)
         assert outcomes(response) == [("edge", "inference_failed"), ("cloud", "ok")]
-        with pytest.raises(InferenceError):
+        with pytest.raises(errors.InferenceError):
             await scene.infer(2.0, route=Route.EDGE)
 
     async def test_a_busy_device_escalates_requests_that_may_leave(self, make_scene: MakeScene) -> None:
@@ -454,7 +445,7 @@ class TestHeavy:
         response = await scene.infer(0.9)
         assert (answer_of(response).tier, answer_of(response).reason) == (Tier.CLOUD, Reason.HEAVY)
         assert outcomes(response) == [("edge", "queue_full"), ("cloud", "ok")]
-        with pytest.raises(QueueFullError):
+        with pytest.raises(errors.QueueFullError):
             await scene.infer(0.9, privacy=Privacy.LOCAL_ONLY)
         scene.echo.gate.set()
         assert answer_of(await running).tier is Tier.EDGE
@@ -476,25 +467,25 @@ class TestHeavy:
 class TestInvalid:
     @pytest.mark.parametrize("fields", [{}, {"model": "other"}, {"route": Route.CLOUD}])
     async def test_no_rows(self, scene: Scene, fields: dict[str, Any]) -> None:
-        with pytest.raises(InvalidTensorError, match="has no rows; send one at least"):
+        with pytest.raises(errors.InvalidTensorError, match="has no rows; send one at least"):
             await scene.infer(**fields)
-        with pytest.raises(InvalidTensorError, match="no rows"):
+        with pytest.raises(errors.InvalidTensorError, match="no rows"):
             await scene.answer(replace(request(SURE, **fields), inputs=()))
         assert scene.cloud.requests == []
 
     async def test_a_bad_row(self, make_scene: MakeScene) -> None:
-        with pytest.raises(InvalidTensorError, match="Row 0"):
+        with pytest.raises(errors.InvalidTensorError, match="Row 0"):
             await make_scene().infer(-1.0)
 
     async def test_an_unknown_input(self, make_scene: MakeScene) -> None:
         asked = request(SURE)
         extra = Tensor("y", np.zeros((1, 1), np.float32))
         scene = make_scene()
-        with pytest.raises(InvalidTensorError, match="takes one input, 'x'; the request has: 'x', 'y'"):
+        with pytest.raises(errors.InvalidTensorError, match="takes one input, 'x'; the request has: 'x', 'y'"):
             await scene.answer(replace(asked, inputs=(*asked.inputs, extra)))
 
     async def test_an_unknown_output(self, make_scene: MakeScene) -> None:
-        with pytest.raises(InvalidTensorError, match="no output 'logits'; it has: probabilities"):
+        with pytest.raises(errors.InvalidTensorError, match="no output 'logits'; it has: probabilities"):
             await make_scene().infer(SURE, outputs=(RequestedOutput("logits"),))
 
 
@@ -528,7 +519,7 @@ class TestDeadline:
     async def test_a_passed_deadline_runs_no_model(self, make_scene: MakeScene) -> None:
         scene = make_scene(clock=SimulatedClock(start_s=10))
         assert answer_of(await scene.infer(UNSURE, deadline_s=9.0)).reason is Reason.DEADLINE
-        with pytest.raises(DeadlineExceededError):
+        with pytest.raises(errors.DeadlineExceededError):
             await scene.infer(*[SURE] * 20, deadline_s=9.0)
         assert scene.cloud.requests == []
 
@@ -540,7 +531,7 @@ class TestDeadline:
         await settle()
         await clock.advance(0.21)
         outcome = await asyncio.gather(*tasks, return_exceptions=True)
-        assert [type(error) for error in outcome] == [DeadlineExceededError] * 3
+        assert [type(error) for error in outcome] == [errors.DeadlineExceededError] * 3
         assert "This device's model was not done" in str(outcome[0])
 
     async def test_a_request_too_late_for_the_edge_model_is_escalated_at_once(self, make_scene: MakeScene) -> None:
@@ -552,7 +543,7 @@ class TestDeadline:
         await settle()
         third = answer_of(await scene.infer(0.93, deadline_s=0.25))
         assert third.tier is Tier.CLOUD
-        with pytest.raises(QueueFullError) as refusal:  # bound to this device
+        with pytest.raises(errors.QueueFullError) as refusal:  # bound to this device
             await scene.infer(0.92, deadline_s=0.25, route=Route.EDGE)
         assert refusal.value.retry_after_s == 1.0
         scene.echo.gate.set()
@@ -582,7 +573,7 @@ class TestDeadline:
         task = asyncio.create_task(scene.infer(SURE, model="other"))
         await settle()
         await clock.advance(2)
-        with pytest.raises(DeadlineExceededError):
+        with pytest.raises(errors.DeadlineExceededError):
             await task
 
 

@@ -13,19 +13,7 @@ from opentelemetry.trace import INVALID_SPAN, NonRecordingSpan, SpanContext, Tra
 
 import firstline
 from firstline.client import calls, connection
-from firstline_core.errors import (
-    ConfigError,
-    FirstlineError,
-    InvalidTensorError,
-    LinkDownError,
-    PayloadTooLargeError,
-    ProtocolError,
-    QueueFullError,
-    RemoteTimeoutError,
-    RequestError,
-    UnauthorizedError,
-    UnknownModelError,
-)
+from firstline_core import errors
 from firstline_core.protocol import http, oip
 from firstline_core.types import (
     Answer,
@@ -102,7 +90,7 @@ class TestInfer:
         assert list(sent(calls.infer("m", {"text": value}, {})).inputs[0].array) == ["grüß".encode()]
 
     def test_text_that_is_no_unicode_is_refused(self) -> None:
-        with pytest.raises(InvalidTensorError, match="cannot be sent as text"):
+        with pytest.raises(errors.InvalidTensorError, match="cannot be sent as text"):
             calls.infer("m", {"text": ["\ud800"]}, {})
 
     @pytest.mark.parametrize("dtype", ["uint8", "int64", "float16", "float64", "bool"])
@@ -114,7 +102,7 @@ class TestInfer:
         "value", [[["text"]], [[1], [1, 2]], np.ones(2, ">f4"), np.array(["2026-01-01"], "datetime64[D]"), [1j]]
     )
     def test_unsupported_inputs_are_refused(self, value: Any) -> None:
-        with pytest.raises(InvalidTensorError, match="'x'"):
+        with pytest.raises(errors.InvalidTensorError, match="'x'"):
             calls.infer("m", {"x": value}, {})
 
 
@@ -129,12 +117,12 @@ class TestRequestOptions:
 
     @pytest.mark.parametrize("timeout_ms", [0, -1, float("nan"), float("inf"), 1e30])
     def test_timeout_out_of_range_is_refused(self, make: Any, timeout_ms: float) -> None:
-        with pytest.raises(InvalidTensorError, match=r"timeout_ms is .*at most 86400000 ms \(a day\)"):
+        with pytest.raises(errors.InvalidTensorError, match=r"timeout_ms is .*at most 86400000 ms \(a day\)"):
             make({"timeout_ms": timeout_ms})
 
     @pytest.mark.parametrize("priority", [-1, 4])
     def test_priority_out_of_range_is_refused(self, make: Any, priority: int) -> None:
-        with pytest.raises(InvalidTensorError, match=rf"priority is {priority}; use 1 \(the highest\) to 3"):
+        with pytest.raises(errors.InvalidTensorError, match=rf"priority is {priority}; use 1 \(the highest\) to 3"):
             make({"priority": priority})
 
 
@@ -156,7 +144,7 @@ def test_text_that_cannot_be_sent_is_refused(given: dict[str, Any], sentence: st
         "inputs": {"image": np.zeros((1, 2), np.float32)},
         "options": {},
     } | given
-    with pytest.raises(InvalidTensorError) as refused:
+    with pytest.raises(errors.InvalidTensorError) as refused:
         calls.infer(**arguments)
     assert sentence in refused.value.message
 
@@ -167,7 +155,7 @@ def test_long_polling_is_limited_by_the_time_left(left_s: float, wait_s: int) ->
 
 
 def test_invalid_choice_lists_its_values() -> None:
-    with pytest.raises(InvalidTensorError, match="privacy is 'none'; use one of any, local_only"):
+    with pytest.raises(errors.InvalidTensorError, match="privacy is 'none'; use one of any, local_only"):
         calls.infer("m", {"x": [1]}, {"privacy": "none"})  # type: ignore[typeddict-item]
 
 
@@ -178,9 +166,9 @@ class TestInferFile:
         assert calls.infer_file("m", file, {}).content == calls.infer_file("m", str(file), {}).content == b"png"
 
     def test_missing_file_is_named(self, tmp_path: Path) -> None:
-        with pytest.raises(InvalidTensorError, match=r"scan\.png does not exist"):
+        with pytest.raises(errors.InvalidTensorError, match=r"scan\.png does not exist"):
             calls.infer_file("m", tmp_path / "scan.png", {})
-        with pytest.raises(InvalidTensorError, match=r"great thanks does not exist.* give a text as bytes"):
+        with pytest.raises(errors.InvalidTensorError, match=r"great thanks does not exist.* give a text as bytes"):
             calls.infer_file("m", "great thanks", {})
 
     def test_options_are_query_parameters(self) -> None:
@@ -202,7 +190,7 @@ class TestInferFile:
     def test_view_options_are_query_parameters(self) -> None:
         call = calls.infer_file("m", b"x", {"min_score": 0.5, "classes": ["a", "b"], "max_objects": 3}, client_id="i")
         assert call.params == {"min_score": "0.5", "max_objects": "3", "classes": ["a", "b"], "id": "i"}
-        with pytest.raises(InvalidTensorError, match="classes is the string 'person'; give a list of labels"):
+        with pytest.raises(errors.InvalidTensorError, match="classes is the string 'person'; give a list of labels"):
             calls.infer_file("m", b"x", {"classes": "person"})
         with pytest.raises(TypeError, match="'min_score' is not an option of requests"):
             calls.infer("m", {"x": [1]}, {"min_score": 0.5})  # type: ignore[typeddict-unknown-key]
@@ -221,7 +209,7 @@ class TestReadInfer:
         [(b"<html>", {}), (b"{}", {}), (b"{}", {"Inference_Header_Content_Length": "many"}), (b"\xff" * 100, {})],
     )
     def test_malformed_answer_is_a_protocol_error(self, content: bytes, headers: dict[str, str]) -> None:
-        with pytest.raises(ProtocolError, match=r"http://127.0.0.1:8070\S+ did not answer as a V2 server does"):
+        with pytest.raises(errors.ProtocolError, match=r"http://127.0.0.1:8070\S+ did not answer as a V2 server does"):
             calls.read_infer(response(200, content, **headers))
 
 
@@ -231,7 +219,7 @@ class TestReadAnswer:
         encoded = oip.encode_response(InferRequest("m", (), "", binary_output=True), answer)
         reply = response(200, encoded.body, **http.headers_for(encoded))
         assert calls.answer(ANSWER.request_id.upper()).read(reply).answer == ANSWER
-        with pytest.raises(ProtocolError, match=f"answer to request {ANSWER.request_id}, not to other"):
+        with pytest.raises(errors.ProtocolError, match=f"answer to request {ANSWER.request_id}, not to other"):
             calls.answer("other").read(reply)
 
 
@@ -266,12 +254,12 @@ class TestReadPrediction:
         ],
     )
     def test_malformed_prediction_is_a_protocol_error(self, changes: dict[str, Any]) -> None:
-        with pytest.raises(ProtocolError, match="did not answer as a Firstline server does"):
+        with pytest.raises(errors.ProtocolError, match="did not answer as a Firstline server does"):
             calls.read_prediction(self.reply(**changes))
 
     @pytest.mark.parametrize("content", [b"<html>", b"[]", b"{}"])
     def test_answer_that_is_not_json_is_a_protocol_error(self, content: bytes) -> None:
-        with pytest.raises(ProtocolError):
+        with pytest.raises(errors.ProtocolError):
             calls.read_prediction(response(200, content))
 
     def test_answer_without_the_id_of_the_call_is_a_protocol_error(self) -> None:
@@ -279,7 +267,7 @@ class TestReadPrediction:
         assert call.params == {"id": "mine"}
         assert call.read(self.reply(id="mine")).answer == ANSWER
         for changes in ({"id": "another"}, {"id": ["mine"]}, {"id": None}, {}):
-            with pytest.raises(ProtocolError, match=r"answer to request .*, not to mine"):
+            with pytest.raises(errors.ProtocolError, match=r"answer to request .*, not to mine"):
                 call.read(self.reply(**changes))
 
     def test_each_call_has_an_id_of_its_own(self) -> None:
@@ -287,8 +275,10 @@ class TestReadPrediction:
 
 
 class TestRefusals:
-    @pytest.mark.parametrize("kind", [UnknownModelError, UnauthorizedError, PayloadTooLargeError, QueueFullError])
-    def test_server_error_becomes_its_class(self, kind: type[FirstlineError]) -> None:
+    @pytest.mark.parametrize(
+        "kind", [errors.UnknownModelError, errors.UnauthorizedError, errors.PayloadTooLargeError, errors.QueueFullError]
+    )
+    def test_server_error_becomes_its_class(self, kind: type[errors.FirstlineError]) -> None:
         reply = http.error_reply(kind("The reason.", retry_after_s=2.0))
         with pytest.raises(kind, match=r"^The reason\.$") as caught:
             calls.read_infer(response(reply.status, reply.body, **reply.headers))
@@ -297,35 +287,35 @@ class TestRefusals:
 
     @pytest.mark.parametrize("content", [b"", b"<html>Not found</html>", b"[]", b'{"detail":"Not Found"}'])
     def test_foreign_404_is_not_an_unknown_model(self, content: bytes) -> None:
-        with pytest.raises(ProtocolError, match="status 404, and not as a V2 server does; is the address right"):
+        with pytest.raises(errors.ProtocolError, match="status 404, and not as a V2 server does; is the address right"):
             calls.read_metadata(response(404, content))
 
     def test_other_v2_servers_error_text_is_preserved(self) -> None:
-        with pytest.raises(UnknownModelError, match="no such model"):
+        with pytest.raises(errors.UnknownModelError, match="no such model"):
             calls.read_metadata(response(404, b'{"error":"no such model"}'))
-        with pytest.raises(RequestError, match="bad shape"):
+        with pytest.raises(errors.RequestError, match="bad shape"):
             calls.read_infer(response(400, b'{"error":"bad shape"}'))
 
     def test_not_ready_is_not_an_error(self) -> None:
         assert calls.read_ready(response(200, b""))
         assert not calls.read_ready(response(400, b""))
-        with pytest.raises(UnauthorizedError):
+        with pytest.raises(errors.UnauthorizedError):
             calls.read_ready(response(401, b""))
 
 
 @pytest.mark.parametrize(
     ("error", "kind"),
     [
-        (httpx.ConnectError(""), LinkDownError),
-        (httpx.ConnectTimeout(""), LinkDownError),
-        (httpx.ReadError(""), LinkDownError),
-        (httpx.ReadTimeout(""), RemoteTimeoutError),
-        (httpx.PoolTimeout(""), RemoteTimeoutError),
-        (httpx.RemoteProtocolError("odd"), ProtocolError),
-        (httpx.DecodingError("odd"), ProtocolError),
+        (httpx.ConnectError(""), errors.LinkDownError),
+        (httpx.ConnectTimeout(""), errors.LinkDownError),
+        (httpx.ReadError(""), errors.LinkDownError),
+        (httpx.ReadTimeout(""), errors.RemoteTimeoutError),
+        (httpx.PoolTimeout(""), errors.RemoteTimeoutError),
+        (httpx.RemoteProtocolError("odd"), errors.ProtocolError),
+        (httpx.DecodingError("odd"), errors.ProtocolError),
     ],
 )
-def test_httpx_errors_become_firstline_errors(error: httpx.HTTPError, kind: type[FirstlineError]) -> None:
+def test_httpx_errors_become_firstline_errors(error: httpx.HTTPError, kind: type[errors.FirstlineError]) -> None:
     found = connection.link_error(error, "http://127.0.0.1:8070")
     assert type(found) is kind
     assert found.message.startswith("http://127.0.0.1:8070 ")
@@ -336,7 +326,7 @@ def test_httpx_errors_become_firstline_errors(error: httpx.HTTPError, kind: type
     "url", ["", "127.0.0.1:8070", "localhost", "ftp://host", "http://", "http://[::1", "http://a:b"]
 )
 def test_invalid_url_is_refused(url: str) -> None:
-    with pytest.raises(ConfigError, match="URL"):
+    with pytest.raises(errors.ConfigError, match="URL"):
         connection.base_url(url)
 
 
@@ -355,14 +345,14 @@ class TestMetadata:
 
     @pytest.mark.parametrize("changes", [{"inputs": None}, {"inputs": [{}]}, {"inputs": ["x"]}, {"outputs": 5}])
     def test_malformed_metadata_is_a_protocol_error(self, changes: dict[str, Any]) -> None:
-        with pytest.raises(ProtocolError, match="did not describe a V2 model"):
+        with pytest.raises(errors.ProtocolError, match="did not describe a V2 model"):
             calls.read_metadata(response(200, orjson.dumps(self.FOUND | changes)))
 
     def test_models_are_listed_with_their_versions(self) -> None:
         entries = [{"name": name, "version": version} for name, version in (("a", "1"), ("b", 3), ("a", "2"))]
         assert calls.read_models(response(200, orjson.dumps(entries))) == {"a": ("1", "2"), "b": ("3",)}
         for content in (b"no JSON", b"[1]", b"[{}]", b"1"):
-            with pytest.raises(ProtocolError, match="did not list its models"):
+            with pytest.raises(errors.ProtocolError, match="did not list its models"):
                 calls.read_models(response(200, content))
 
 
@@ -380,7 +370,7 @@ class TestToken:
     )
     def test_invalid_token_is_refused_and_not_quoted(self, token: str) -> None:
         for make in (firstline.Client, firstline.AsyncClient):
-            with pytest.raises(ConfigError) as caught:
+            with pytest.raises(errors.ConfigError) as caught:
                 make(token=token)
             assert "cret" not in caught.value.message
             assert caught.value.__cause__ is None

@@ -11,15 +11,7 @@ import pytest
 from firstline.console import polling
 from firstline.console.polling import PACE_S, Watch
 from firstline.fleet.client import Fleet
-from firstline_core.errors import (
-    FirstlineError,
-    ForbiddenError,
-    LinkDownError,
-    NotFoundError,
-    RequestError,
-    StoreUnavailableError,
-    UnauthorizedError,
-)
+from firstline_core import errors
 from firstline_core.fleet.persons import Person, Role
 
 
@@ -30,7 +22,7 @@ class PolledGateway:
         self.now_s = 100.0
         self.asked = 0
         self.takes_s = 0.0
-        self.error: FirstlineError | None = None
+        self.error: errors.FirstlineError | None = None
         self.watch = Watch(cast(Fleet, self), monotonic=lambda: self.now_s, wall=lambda: 1e9 + self.now_s)
 
     def fetch(self, fleet: Fleet) -> int:
@@ -69,7 +61,7 @@ async def test_a_slow_gateway_is_polled_less_often() -> None:
 async def test_the_last_answer_stays_with_its_time_until_the_gateway_returns() -> None:
     gateway = PolledGateway()
     assert (await gateway.ask()).heard_s == 1e9 + 100
-    gateway.now_s, gateway.error = 200.0, LinkDownError("away")
+    gateway.now_s, gateway.error = 200.0, errors.LinkDownError("away")
     for _ in range(2):
         told = await gateway.ask()
         assert told.stale and told.value == 1 and told.heard_s == 1e9 + 100 and told.error is gateway.error
@@ -86,15 +78,15 @@ async def test_the_last_answer_stays_with_its_time_until_the_gateway_returns() -
 @pytest.mark.parametrize(
     ("error", "stale"),
     [
-        (LinkDownError("away"), True),
-        (StoreUnavailableError("no store"), True),
-        (UnauthorizedError("who?"), True),
-        (ForbiddenError("not you"), True),
-        (NotFoundError("no such rollout"), False),
-        (RequestError("no such selector"), False),
+        (errors.LinkDownError("away"), True),
+        (errors.StoreUnavailableError("no store"), True),
+        (errors.UnauthorizedError("who?"), True),
+        (errors.ForbiddenError("not you"), True),
+        (errors.NotFoundError("no such rollout"), False),
+        (errors.RequestError("no such selector"), False),
     ],
 )
-async def test_a_refused_question_is_not_an_unreachable_gateway(error: FirstlineError, stale: bool) -> None:
+async def test_a_refused_question_is_not_an_unreachable_gateway(error: errors.FirstlineError, stale: bool) -> None:
     gateway = PolledGateway()
     gateway.error = error
     assert (await gateway.ask()).stale is stale
@@ -102,7 +94,7 @@ async def test_a_refused_question_is_not_an_unreachable_gateway(error: Firstline
 
 async def test_a_denied_question_is_not_polled() -> None:
     gateway = PolledGateway()
-    gateway.error = ForbiddenError("not you")
+    gateway.error = errors.ForbiddenError("not you")
     for _ in range(20):
         await gateway.ask()
         gateway.now_s += PACE_S + 1
@@ -116,18 +108,18 @@ async def test_a_command_makes_all_answers_due() -> None:
     assert (await gateway.ask()).value == 2
 
     def refused(fleet: Fleet) -> None:
-        raise RequestError("no")
+        raise errors.RequestError("no")
 
-    with pytest.raises(RequestError):
+    with pytest.raises(errors.RequestError):
         await gateway.watch.do(refused)
     assert (await gateway.ask()).value == 3
 
 
 async def test_a_lasting_answer_is_fetched_once() -> None:
     gateway = PolledGateway()
-    gateway.error = LinkDownError("away")
+    gateway.error = errors.LinkDownError("away")
     for expected in (None, None, 3, 3):
-        gateway.error = None if expected else LinkDownError("away")
+        gateway.error = None if expected else errors.LinkDownError("away")
         gateway.now_s += 100
         answer = await gateway.watch.ask(("evidence", "7"), gateway.fetch, lasting=True)
         assert answer.value == expected

@@ -6,14 +6,8 @@ import numpy as np
 import pytest
 from support.gateway import Doubler
 
+from firstline_core import errors
 from firstline_core.clock import SimulatedClock
-from firstline_core.errors import (
-    CapacityError,
-    DeadlineExceededError,
-    FirstlineError,
-    InferenceError,
-    InvalidTensorError,
-)
 from firstline_core.types import Arrays, row_count, slice_rows
 from firstline_gateway.executors.local import run_batch
 
@@ -39,7 +33,7 @@ def test_more_rows_than_the_model_may_see_run_in_steps() -> None:
 def test_a_request_that_cannot_be_prepared_fails_alone() -> None:
     model = Doubler()
     good, bad, also_good = run_batch(model, tensors([1], [-1], [3]), max_rows=8)
-    assert isinstance(bad, InvalidTensorError)
+    assert isinstance(bad, errors.InvalidTensorError)
     assert good["probabilities"].tolist() == [[2]]
     assert also_good["probabilities"].tolist() == [[6]]
     assert model.runs == [2]
@@ -47,7 +41,7 @@ def test_a_request_that_cannot_be_prepared_fails_alone() -> None:
 
 def test_a_request_that_makes_the_run_fail_is_found_and_the_others_are_answered() -> None:
     good, bad, also_good = run_batch(Doubler(fails_above=5), tensors([1], [9], [3]), max_rows=8)
-    assert isinstance(bad, FirstlineError)
+    assert isinstance(bad, errors.FirstlineError)
     assert good["probabilities"].tolist() == [[2]]
     assert also_good["probabilities"].tolist() == [[6]]
 
@@ -55,7 +49,7 @@ def test_a_request_that_makes_the_run_fail_is_found_and_the_others_are_answered(
 def test_a_single_request_that_fails_runs_once() -> None:
     model = Doubler(fails_above=5)
     (bad,) = run_batch(model, tensors([9]), max_rows=8)
-    assert isinstance(bad, FirstlineError)
+    assert isinstance(bad, errors.FirstlineError)
     assert model.runs == [1]
 
 
@@ -80,7 +74,7 @@ class Poisoned(Doubler):
 @pytest.mark.parametrize("where", ["prepares", "runs"])
 def test_a_request_that_needs_too_much_memory_fails_alone(where: str) -> None:
     good, bad, also_good = run_batch(Poisoned(**{where: 9}), tensors([1], [9], [3]), max_rows=8)
-    assert isinstance(bad, CapacityError)
+    assert isinstance(bad, errors.CapacityError)
     assert good["probabilities"].tolist() == [[2]]
     assert also_good["probabilities"].tolist() == [[6]]
 
@@ -95,7 +89,7 @@ def test_a_request_that_expires_during_preparation_is_skipped() -> None:
 
     model = Slow()
     outcomes = run_batch(model, tensors([1], [2], [3]), 8, [None, 1.0, 9.0], clock)
-    assert [type(outcome) for outcome in outcomes] == [dict, DeadlineExceededError, dict]
+    assert [type(outcome) for outcome in outcomes] == [dict, errors.DeadlineExceededError, dict]
     assert model.runs == [2]
 
 
@@ -128,4 +122,4 @@ def test_a_model_that_loses_rows_fails() -> None:
             return slice_rows(super().run(rows), 1, row_count(rows))
 
     outcomes = run_batch(Loser(), tensors([1], [2]), max_rows=8)
-    assert [type(outcome) for outcome in outcomes] == [InferenceError, InferenceError]
+    assert [type(outcome) for outcome in outcomes] == [errors.InferenceError, errors.InferenceError]

@@ -20,19 +20,8 @@ from support.logs import captured_lines
 from tuf.api.metadata import Snapshot, TargetFile, Targets, Timestamp
 
 from bench.support.signed_repository import START, SignedRepository
+from firstline_core import errors
 from firstline_core.clock import SimulatedClock
-from firstline_core.errors import (
-    ConfigError,
-    ConflictError,
-    IntegrityError,
-    MetadataExpiredError,
-    NoRoomError,
-    NotFoundError,
-    NotReadyError,
-    PayloadTooLargeError,
-    RequestError,
-    StoreUnavailableError,
-)
 from firstline_core.fleet.registry import expiry_warnings
 from firstline_core.units import DAY_S
 from firstline_gateway.identity.authorities import AuthorityFolder
@@ -138,23 +127,23 @@ async def test_without_the_key_that_the_root_names_nothing_is_signed_and_it_is_s
     content = file.read_bytes()
     file.unlink()
     await room.clock.advance(20 * 3600)
-    with captured_lines() as lines, pytest.raises(NotReadyError, match="none of the online keys"):
+    with captured_lines() as lines, pytest.raises(errors.NotReadyError, match="none of the online keys"):
         await room.registry.maintain()
     assert any("timestamp metadata ends in 4 hours" in line.get("warning", "") for line in lines)
     file.write_bytes(content)
     await room.registry.maintain()
     assert await room.ends_s() == room.clock.wall_s() + DAY_S
     file.write_bytes(b"no key")
-    with pytest.raises(ConfigError, match=r"holds no private key .* keys rotate online"):
+    with pytest.raises(errors.ConfigError, match=r"holds no private key .* keys rotate online"):
         await room.registry.online_key(fresh=False)
 
 
 async def test_expired_metadata_is_not_published(room: Room) -> None:
     await room.registry.online_key(fresh=False)
     await room.clock.advance(400 * DAY_S)
-    with pytest.raises(MetadataExpiredError, match="root metadata ended"):
+    with pytest.raises(errors.MetadataExpiredError, match="root metadata ended"):
         await room.registry.publish([room.repository.anchor], "application:ops")
-    with pytest.raises(RequestError, match="needs root metadata"):
+    with pytest.raises(errors.RequestError, match="needs root metadata"):
         await room.registry.publish([room.repository.files["1.targets.json"]], "application:ops")
 
 
@@ -171,11 +160,11 @@ async def test_the_newest_metadata_and_every_root_are_kept(room: Room) -> None:
 async def test_aliases_are_kept_with_their_history(room: Room) -> None:
     await room.begin()
     aliases = Aliases(room.opened.store, room.registry.catalogue, clock=room.clock)
-    with pytest.raises(NotFoundError, match="no digits version 1"):
+    with pytest.raises(errors.NotFoundError, match="no digits version 1"):
         await aliases.set("digits", "champion", 1, "application:ops")
-    with pytest.raises(NotFoundError, match="no alias champion"):
+    with pytest.raises(errors.NotFoundError, match="no alias champion"):
         await aliases.revert("digits", "champion", "application:ops")
-    with pytest.raises(NotFoundError):
+    with pytest.raises(errors.NotFoundError):
         await aliases.history("digits", "champion")
     assert await aliases.all() == []
 
@@ -253,7 +242,7 @@ async def test_a_file_is_stored_and_read_in_any_part(blobs: Blobs, size_bytes: i
     await blobs.remove(digest)
     await blobs.remove(digest)
     assert await blobs.all() == []
-    with pytest.raises(NotFoundError):
+    with pytest.raises(errors.NotFoundError):
         await _read(blobs, digest, 0, 1)
 
 
@@ -262,11 +251,11 @@ async def test_wrong_oversized_or_truncated_uploads_are_not_stored(blobs: Blobs)
     digest = hashlib.sha256(content).hexdigest()
     files = Files(blobs, RegistrySettings(blob_limit_bytes=12_000_000), clock=SimulatedClock())
     small = Files(blobs, RegistrySettings(blob_limit_bytes=11_000_000), clock=SimulatedClock())
-    with pytest.raises(RequestError, match="send the file again"):
+    with pytest.raises(errors.RequestError, match="send the file again"):
         await files.put("0" * 64, _parts(content))
-    with pytest.raises(PayloadTooLargeError):
+    with pytest.raises(errors.PayloadTooLargeError):
         await small.put(digest, _parts(content))
-    with pytest.raises((ConnectionResetError, StoreUnavailableError)):
+    with pytest.raises((ConnectionResetError, errors.StoreUnavailableError)):
         await files.put(digest, _parts(content, cut=True))
     assert await blobs.all() == []
     assert await files.put(digest, _parts(content))
@@ -278,7 +267,7 @@ async def test_file_that_was_cut_short_is_replaced(blobs: Blobs) -> None:
     digest = hashlib.sha256(content).hexdigest()
     files = Files(blobs, RegistrySettings(limit_bytes=1500), clock=SimulatedClock())
     await blobs.put(digest, _parts(content[:400]))
-    with pytest.raises(RequestError, match="send the file again"):
+    with pytest.raises(errors.RequestError, match="send the file again"):
         await files.put(digest, _parts(content[:500]), 500)
     assert await files.put(digest, _parts(content), 1000)
     assert await _read(blobs, digest, 0, 1000) == content
@@ -300,7 +289,7 @@ async def test_a_store_that_is_away_is_said(tmp_path: Path, monkeypatch: pytest.
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         away = S3Blobs(BUCKET, endpoint=f"http://127.0.0.1:{taken.getsockname()[1]}", region="us-east-1")
-        with pytest.raises(StoreUnavailableError, match="s3://bundles refuses") as caught:
+        with pytest.raises(errors.StoreUnavailableError, match="s3://bundles refuses") as caught:
             await away.find("0" * 64)
     assert "\n" not in caught.value.message
 
@@ -319,7 +308,7 @@ async def test_a_store_that_sends_more_than_requested_is_refused(monkeypatch: py
     async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
         blobs = S3Blobs(BUCKET, endpoint=f"http://127.0.0.1:{port}", region="us-east-1")
-        with pytest.raises(StoreUnavailableError, match="sends more than was requested"):
+        with pytest.raises(errors.StoreUnavailableError, match="sends more than was requested"):
             [part async for part in blobs.read("0" * 64, 0, 10)]
 
 
@@ -337,9 +326,9 @@ async def test_incomplete_uploads_are_deleted(tmp_path: Path) -> None:
 
 def test_where_files_are_must_be_said_well(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(ConfigError, match="without a bucket"):
+    with pytest.raises(errors.ConfigError, match="without a bucket"):
         open_blobs("s3:///prefix")
-    with pytest.raises(ConfigError, match="cannot be written"):
+    with pytest.raises(errors.ConfigError, match="cannot be written"):
         open_blobs(str(tmp_path / "file" / "below"))
 
 
@@ -352,7 +341,7 @@ def test_devices_verify_what_the_gateway_signs(tmp_path: Path) -> None:
         targets, repository.signers["snapshot"][0], {"snapshot": RoleHead(1 << 40, 0.0)}, START.timestamp()
     )
     assert later[0].version == (1 << 40) + 1
-    with pytest.raises((IntegrityError, RequestError)):
+    with pytest.raises((errors.IntegrityError, errors.RequestError)):
         signing.targets_of(b"{}")
 
 
@@ -370,9 +359,9 @@ async def test_the_total_size_of_files_is_limited(tmp_path: Path) -> None:
         ),
         return_exceptions=True,
     )
-    assert sum(isinstance(each, NoRoomError) for each in both) >= 1
+    assert sum(isinstance(each, errors.NoRoomError) for each in both) >= 1
     assert sum(blob.size_bytes for blob in await files.all()) <= 1000
-    with pytest.raises(NoRoomError, match=r"of the 1000 bytes that registry\.limit_bytes allows"):
+    with pytest.raises(errors.NoRoomError, match=r"of the 1000 bytes that registry\.limit_bytes allows"):
         for digest, content in zip(digests, contents, strict=True):
             await files.put(digest, _parts(content))
     # Another replica makes room, and that is known in a minute.
@@ -395,11 +384,11 @@ def test_each_bundle_is_read_from_its_own_files() -> None:
     assert set(catalogue.bundles[("m", 2)]) == {"m/2/manifest.json", "m/2/a.onnx"}
     check_listed(catalogue)
     assert entry_of(catalogue, ("m", 2), ()).manifest_sha256 == f"{2:064}"
-    with pytest.raises(NotFoundError, match="has no version 4 of m"):
+    with pytest.raises(errors.NotFoundError, match="has no version 4 of m"):
         entry_of(catalogue, ("m", 4), ())
-    with pytest.raises(NotFoundError, match="has no model 'n'"):
+    with pytest.raises(errors.NotFoundError, match="has no model 'n'"):
         entry_of(catalogue, ("n", 1), ())
-    with pytest.raises(RequestError, match="is of no bundle"):
+    with pytest.raises(errors.RequestError, match="is of no bundle"):
         catalogue_of(Targets(7, expires=START, targets={"stray": TargetFile(1, {"sha256": "0" * 64}, "stray")}))
 
 
@@ -412,5 +401,5 @@ async def test_an_alias_is_not_set_to_a_version_that_was_removed_meanwhile(room:
         return old
 
     aliases = Aliases(room.opened.store, SimpleNamespace(current=before), clock=room.clock)
-    with pytest.raises(ConflictError, match="published since"):
+    with pytest.raises(errors.ConflictError, match="published since"):
         await aliases.set("m", "champion", 1, "application:ops")

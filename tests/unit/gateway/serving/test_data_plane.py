@@ -12,14 +12,8 @@ from support.executor import single_executor
 from support.gateway import DIGITS, GatedExecutor, request_of
 from support.logs import captured_lines
 
+from firstline_core import errors
 from firstline_core.clock import SimulatedClock
-from firstline_core.errors import (
-    InvalidTensorError,
-    ModelMismatchError,
-    NotReadyError,
-    RequestError,
-    UnknownModelError,
-)
 from firstline_core.processing.decoding import FileDecoding
 from firstline_core.protocol.limits import Limits
 from firstline_core.runtime.select import RuntimeOptions
@@ -159,21 +153,21 @@ async def test_an_escalation_for_this_full_model_is_answered(bench: Bench, repos
 @pytest.mark.parametrize(
     ("request_", "kind", "said"),
     [
-        (digits_request(privacy=Privacy.LOCAL_ONLY), RequestError, "must not leave the device"),
-        (digits_request(route=Route.EDGE), RequestError, "route=edge cannot be met by a gateway"),
+        (digits_request(privacy=Privacy.LOCAL_ONLY), errors.RequestError, "must not leave the device"),
+        (digits_request(route=Route.EDGE), errors.RequestError, "route=edge cannot be met by a gateway"),
         (
             digits_request(full_model_digest="ab"),
-            ModelMismatchError,
+            errors.ModelMismatchError,
             "full model 'ab', but version 1 .* has [0-9a-f]{64}",
         ),
-        (digits_request(version="2"), UnknownModelError, "no version '2'"),
-        (request_of(1, model="digits"), InvalidTensorError, "takes one input, 'image'; the request has: 'x'"),
-        (replace(IMAGES, inputs=IMAGES.inputs * 2), InvalidTensorError, "takes one input"),
-        (digits_request(outputs=(RequestedOutput("logits"),)), InvalidTensorError, "no output 'logits'"),
+        (digits_request(version="2"), errors.UnknownModelError, "no version '2'"),
+        (request_of(1, model="digits"), errors.InvalidTensorError, "takes one input, 'image'; the request has: 'x'"),
+        (replace(IMAGES, inputs=IMAGES.inputs * 2), errors.InvalidTensorError, "takes one input"),
+        (digits_request(outputs=(RequestedOutput("logits"),)), errors.InvalidTensorError, "no output 'logits'"),
     ],
 )
 async def test_an_impossible_request_is_refused_before_it_queues(
-    bench: Bench, request_: InferRequest, kind: type[RequestError], said: str
+    bench: Bench, request_: InferRequest, kind: type[errors.RequestError], said: str
 ) -> None:
     with pytest.raises(kind, match=said) as caught:
         await bench.plane.infer(request_)
@@ -190,7 +184,7 @@ async def test_draining_finishes_what_is_in_flight_and_refuses_the_rest(bench: B
     assert not bench.plane.ready()
     assert not bench.plane.model_ready("digits", "")
     assert bench.plane.live()
-    with pytest.raises(NotReadyError, match="shutting down") as caught:
+    with pytest.raises(errors.NotReadyError, match="shutting down") as caught:
         await bench.plane.infer(digits_request())
     assert caught.value.retry_after_s is not None
     assert not drained.done()
@@ -228,7 +222,7 @@ async def logged_request(bench: Bench) -> None:
     ],
 )
 async def test_edge_outputs_of_an_audit_are_checked(bench: Bench, edge_outputs: Arrays, said: str) -> None:
-    with pytest.raises(InvalidTensorError, match=said):
+    with pytest.raises(errors.InvalidTensorError, match=said):
         await bench.plane.infer(digits_request(audit=NOTE, edge_outputs=edge_outputs))
     assert not bench.executor.batches
 
@@ -238,7 +232,7 @@ def test_a_gateway_of_a_fleet_needs_no_model(tmp_path: Path, looks_after_fleet: 
     repository = Repository({})
     found = Bench(repository, tmp_path, looks_after_fleet=looks_after_fleet)
     assert found.plane.live() and found.plane.ready() is expected
-    with pytest.raises(UnknownModelError, match="it serves: none"):
+    with pytest.raises(errors.UnknownModelError, match="it serves: none"):
         found.plane.model_ready("digits", "")
     repository.away[ModelKey("digits", 1)] = "It was unloaded."
     assert not found.plane.ready()

@@ -12,12 +12,7 @@ import pytest
 from msgspec.structs import replace
 from support.updates import NAME, Device, HastyClock, Registry, bundle_at, full_disk
 
-from firstline_core.errors import (
-    IntegrityError,
-    LinkDownError,
-    SignatureError,
-    UnknownModelError,
-)
+from firstline_core import errors
 from firstline_core.fleet.target import Hardware
 from firstline_core.fleet.twin import UPDATES, DesiredModel, Window
 from firstline_core.fleet.update import UpdateState
@@ -90,7 +85,7 @@ async def test_a_rejected_bundle_never_answers(
 ) -> None:
     hardware = Hardware(frozenset({"onnx"}), "x86_64", None, 1 << 40)
     if spoil == "unsigned":
-        registry.error = SignatureError("no")
+        registry.error = errors.SignatureError("no")
     elif spoil == "unlisted":
         registry.signed.clear()
     elif spoil == "other manifest":
@@ -161,7 +156,7 @@ async def test_a_test_that_ends_with_an_error_uses_up_no_try(
 
 
 async def test_an_unknown_model_is_not_rolled_back(device: Device) -> None:
-    with pytest.raises(UnknownModelError):
+    with pytest.raises(errors.UnknownModelError):
         await device.updater.roll_back("other")
 
 
@@ -186,7 +181,7 @@ def test_a_damaged_file_is_set_aside(tmp_path: Path) -> None:
     file = tmp_path / NAME / STATE
     file.parent.mkdir()
     file.write_bytes(b"x\ny\n")
-    with pytest.raises(IntegrityError, match=r"is damaged: its checksum does not fit\. Start the agent"):
+    with pytest.raises(errors.IntegrityError, match=r"is damaged: its checksum does not fit\. Start the agent"):
         ModelStore(tmp_path, repair=False).file(NAME)
     assert file.exists()
     assert ModelStore(tmp_path).file(NAME).state == Installed() and not file.exists()
@@ -347,7 +342,7 @@ async def test_a_full_disk_is_reported_although_it_cannot_be_stored(
 ) -> None:
     device.updater.receive([wanted])
     if begun:
-        device.registry.error = LinkDownError("away")
+        device.registry.error = errors.LinkDownError("away")
         assert await device.step() > 0 and device.state == (S.OFFERED, "link_down")
         device.registry.error = None
     with full_disk(monkeypatch):

@@ -14,18 +14,9 @@ import msgspec
 import pytest
 
 from bench.support.signed_repository import DAY, START, SignedRepository
+from firstline_core import errors
 from firstline_core.bundle.trust import MetadataSource
 from firstline_core.clock import SYSTEM_CLOCK
-from firstline_core.errors import (
-    CapacityError,
-    FirstlineError,
-    IntegrityError,
-    LinkDownError,
-    MetadataExpiredError,
-    ProtocolError,
-    RateLimitedError,
-    SignatureError,
-)
 from firstline_core.storage.artefact import SignedFile
 from firstline_edge.fleet.http_client import FleetHttp
 from firstline_edge.fleet.updates.registry import GatewayRegistry, verified_files
@@ -58,7 +49,7 @@ class _Endless:
 
 
 class _Refusing:
-    def __init__(self, error: FirstlineError) -> None:
+    def __init__(self, error: errors.FirstlineError) -> None:
         self._error = error
 
     def fetch(self, name: str) -> Iterator[bytes]:
@@ -71,19 +62,19 @@ def test_each_refusal_has_its_own_error_and_keeps_trusted_metadata(tmp_path: Pat
     assert look(tmp_path, repository) == []
     trusted = (tmp_path / "timestamp.json").read_bytes()
     with pytest.raises(
-        MetadataExpiredError,
+        errors.MetadataExpiredError,
         match=r"expired.*this device's clock, which shows 2027-01-03T00:00\S*, is wrong",
     ):
         look(tmp_path, repository, days=2)
-    with pytest.raises(IntegrityError, match="goes on after"):
+    with pytest.raises(errors.IntegrityError, match="goes on after"):
         look(tmp_path, repository, _Endless())
-    with pytest.raises(RateLimitedError) as limited:
-        look(tmp_path, repository, _Refusing(RateLimitedError("slowly", retry_after_s=7.5)))
+    with pytest.raises(errors.RateLimitedError) as limited:
+        look(tmp_path, repository, _Refusing(errors.RateLimitedError("slowly", retry_after_s=7.5)))
     assert limited.value.retry_after_s == 7.5
     changed = repository.files["timestamp.json"].replace(b"2027-01-02", b"2027-01-03")
     assert changed != repository.files["timestamp.json"]
     repository.files["timestamp.json"] = changed
-    with pytest.raises(SignatureError):
+    with pytest.raises(errors.SignatureError):
         look(tmp_path, repository)
     assert (tmp_path / "timestamp.json").read_bytes() == trusted
 
@@ -114,7 +105,7 @@ def test_a_killed_verifier_is_a_temporary_error(tmp_path: Path) -> None:
     repository.add("digits/1/a", b"content")
     repository.publish()
     before = _children()
-    with pytest.raises(CapacityError, match="was killed by SIGKILL") as killed:
+    with pytest.raises(errors.CapacityError, match="was killed by SIGKILL") as killed:
         look(tmp_path, repository, _Killing(repository, "targets.json"))
     assert killed.value.retryable
     assert _children() <= before
@@ -127,14 +118,14 @@ _SAYS = "import os, sys; sys.stdin.buffer.read(4); sys.stdout.buffer.write({}); 
 @pytest.mark.parametrize(
     ("script", "kind", "words"),
     [
-        ("import time; time.sleep(600)", CapacityError, "said nothing for 0.2 s"),
-        ("raise SystemExit(3)", CapacityError, "exit code 3"),
-        (_SAYS.format("(2**31).to_bytes(4, 'big')"), ProtocolError, "2147483648 bytes"),
-        (_SAYS.format("b'\\0\\0\\0\\1x'"), ProtocolError, "not understood"),
+        ("import time; time.sleep(600)", errors.CapacityError, "said nothing for 0.2 s"),
+        ("raise SystemExit(3)", errors.CapacityError, "exit code 3"),
+        (_SAYS.format("(2**31).to_bytes(4, 'big')"), errors.ProtocolError, "2147483648 bytes"),
+        (_SAYS.format("b'\\0\\0\\0\\1x'"), errors.ProtocolError, "not understood"),
     ],
 )
 def test_a_broken_verifier_ends_with_an_error(
-    tmp_path: Path, script: str, kind: type[FirstlineError], words: str
+    tmp_path: Path, script: str, kind: type[errors.FirstlineError], words: str
 ) -> None:
     limit_s = 0.2 if "sleep" in script else 60.0
     command = (sys.executable, "-c", script)
@@ -151,7 +142,7 @@ def test_the_verifier_gets_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyP
     )
     script = f"import os, sys; from firstline_edge.fleet.updates.metadata_verifier import Failure, send; \
 send(sys.stdout.buffer, Failure('update', repr(({environment}))))"
-    with pytest.raises(FirstlineError, match=r"\('nothing', True\)"):
+    with pytest.raises(errors.FirstlineError, match=r"\('nothing', True\)"):
         verified_files(tmp_path, SignedRepository(), anchor=b"", now_s=0.0, command=(sys.executable, "-c", script))
 
 
@@ -194,16 +185,16 @@ async def test_a_missing_token_file_is_a_temporary_error(tmp_path: Path) -> None
     http = FleetHttp(LinkSection(kind="http", url="http://127.0.0.1:9", token_file=str(token)), None)
     token.unlink()
     registry = GatewayRegistry(http, tmp_path / "metadata", str(root), SYSTEM_CLOCK.wall_s)
-    with pytest.raises(LinkDownError, match="token"):
+    with pytest.raises(errors.LinkDownError, match="token"):
         await registry.files()
     await http.close()
 
 
 async def test_a_device_without_an_http_link_gets_advice(tmp_path: Path) -> None:
     registry = GatewayRegistry(None, tmp_path, "", SYSTEM_CLOCK.wall_s)
-    with pytest.raises(LinkDownError, match=r"kind = \"http\""):
+    with pytest.raises(errors.LinkDownError, match=r"kind = \"http\""):
         await registry.files()
-    with pytest.raises(LinkDownError, match=r"kind = \"http\""):
+    with pytest.raises(errors.LinkDownError, match=r"kind = \"http\""):
         async for _ in registry.read("0" * 64, 0, 1):
             pass
 

@@ -10,15 +10,8 @@ import pytest
 from msgspec.structs import replace
 from support.updates import ConfigurationDevice, Device, HastyClock, Registry, bundle_at, full_disk, run_update
 
+from firstline_core import errors
 from firstline_core.clock import SimulatedClock
-from firstline_core.errors import (
-    FirstlineError,
-    LinkDownError,
-    MetadataExpiredError,
-    NotReadyError,
-    RequestError,
-    SignatureError,
-)
 from firstline_core.fleet.twin import DesiredConfiguration, DesiredModel, DesiredVersion, Window
 from firstline_core.fleet.update import UpdateState
 from firstline_edge.fleet.updates.state_machine import (
@@ -89,7 +82,7 @@ async def test_closing_fails_waiting_requests(requests: UpdateRequests[DesiredMo
     await settled()
     requests.close()
     requests.close()
-    with pytest.raises(NotReadyError, match="roll back again"):
+    with pytest.raises(errors.NotReadyError, match="roll back again"):
         await asking
 
 
@@ -149,7 +142,7 @@ async def test_work_stops_if_a_rollback_is_requested(requests: UpdateRequests[De
     with pytest.raises(SupersededError):
         await doing
     requests.close()
-    with pytest.raises(NotReadyError):
+    with pytest.raises(errors.NotReadyError):
         await asking
 
 
@@ -264,7 +257,7 @@ async def test_an_update_is_tried_committed_and_survives_a_restart(device: Devic
 async def test_too_many_starts_end_a_trial_without_a_network(device: Device | ConfigurationDevice) -> None:
     desired = device.publish(2)
     await run_update(device, desired, frozenset({S.TRIAL}))
-    device.registry.error = LinkDownError("away")
+    device.registry.error = errors.LinkDownError("away")
     for tries in (1, 2):
         device.start()
         assert device.version == 2 and device.installed.record.tries == tries
@@ -277,8 +270,8 @@ async def test_too_many_starts_end_a_trial_without_a_network(device: Device | Co
     assert device.state == (S.COMMITTED, "") and device.version == 2
 
 
-@pytest.mark.parametrize("error", [LinkDownError("away"), MetadataExpiredError("ended")])
-async def test_temporary_errors_are_retried(device: Device | ConfigurationDevice, error: FirstlineError) -> None:
+@pytest.mark.parametrize("error", [errors.LinkDownError("away"), errors.MetadataExpiredError("ended")])
+async def test_temporary_errors_are_retried(device: Device | ConfigurationDevice, error: errors.FirstlineError) -> None:
     desired = device.publish(2)
     device.registry.error = error
     device.receive(desired)  # type: ignore[arg-type]
@@ -348,14 +341,14 @@ async def test_a_start_that_cannot_be_stored_ends_the_trial(
 
 
 async def test_a_rollback_on_request_happens_once(device: Device | ConfigurationDevice) -> None:
-    with pytest.raises(RequestError):
+    with pytest.raises(errors.RequestError):
         await device.roll_back()
     desired = device.publish(2)
     await run_update(device, desired)
     await device.roll_back()
     assert device.state == (S.ROLLED_BACK, "asked") and device.version == 1
     with pytest.raises(
-        RequestError, match=r"no previous (version|configuration) to roll back to.*`edge-agent update list`"
+        errors.RequestError, match=r"no previous (version|configuration) to roll back to.*`edge-agent update list`"
     ):
         await device.roll_back()
     await run_update(device, desired)
@@ -395,7 +388,7 @@ async def test_a_version_withdrawn_offline_is_rolled_back(device: Device | Confi
     withdrawn = device.publish(3)
     await run_update(device, withdrawn)
     newer = replace(device.publish(4), withdrawn=(withdrawn.sha256,), undone=undone)
-    device.registry.error = SignatureError("no")
+    device.registry.error = errors.SignatureError("no")
     await run_update(device, newer, frozenset({S.ROLLED_BACK if undone else S.REJECTED}))
     assert device.version == 2
     assert device.state == ((S.ROLLED_BACK, "undone") if undone else (S.REJECTED, "signature"))

@@ -12,15 +12,7 @@ import pytest
 from support.executors import SERVED, M, N, row, site
 from support.gateway import served_as
 
-from firstline_core.errors import (
-    CapacityError,
-    EngineUnavailableError,
-    FirstlineError,
-    InferenceError,
-    InvalidTensorError,
-    LinkDownError,
-    QueueFullError,
-)
+from firstline_core import errors
 from firstline_core.types import ModelKey
 
 
@@ -144,8 +136,10 @@ async def test_a_hanging_batch_of_unknown_duration_is_answered_by_another(
         made.executors["one"].go_on()
 
 
-@pytest.mark.parametrize("error", [LinkDownError("gone"), QueueFullError("full"), InferenceError("no kernel")])
-async def test_a_failure_is_retried_elsewhere_and_ejects(error: FirstlineError) -> None:
+@pytest.mark.parametrize(
+    "error", [errors.LinkDownError("gone"), errors.QueueFullError("full"), errors.InferenceError("no kernel")]
+)
+async def test_a_failure_is_retried_elsewhere_and_ejects(error: errors.FirstlineError) -> None:
     async with site({"one": 0.01, "other": 0.02}) as made:
         made.executors["one"].error = error
         took_s = await made.go(4.0, clients=1)
@@ -161,8 +155,8 @@ async def test_a_failure_is_retried_elsewhere_and_ejects(error: FirstlineError) 
         assert made.shares()["one"] > 0.9
 
 
-@pytest.mark.parametrize("error", [CapacityError("out of memory"), InferenceError("out of memory")])
-async def test_ejection_for_one_model_keeps_the_others(error: FirstlineError) -> None:
+@pytest.mark.parametrize("error", [errors.CapacityError("out of memory"), errors.InferenceError("out of memory")])
+async def test_ejection_for_one_model_keeps_the_others(error: errors.FirstlineError) -> None:
     """A GPU has memory for one of two models: answers of that one do not readmit it for the other."""
     async with site({"gpu": 0.01, "cores": 0.02}) as made:
         made.add(served_as(N))
@@ -170,7 +164,7 @@ async def test_ejection_for_one_model_keeps_the_others(error: FirstlineError) ->
         for _ in range(300):
             for key in (M, M, N):
                 (outcome,) = await made.until(made.ask(1.0, key=key))
-                assert not isinstance(outcome, FirstlineError), outcome
+                assert not isinstance(outcome, errors.FirstlineError), outcome
         assert 3 <= made.repeats["executor_retry"] <= 6
         assert made.report("gpu").problem == ""
         assert re.fullmatch(r"It failed; it is tried again in [0-9.]+ s\.", made.pace("gpu", N).problem)
@@ -191,7 +185,7 @@ async def test_ejection_for_one_model_keeps_the_others(error: FirstlineError) ->
 async def test_only_failed_requests_are_retried() -> None:
     async with site({"one": 0.01, "other": 0.02}) as made:
         outcomes = await made.until(made.ask(1.0, -1.0, 3.0))
-        assert [isinstance(each, InvalidTensorError) for each in outcomes] == [False, True, False]
+        assert [isinstance(each, errors.InvalidTensorError) for each in outcomes] == [False, True, False]
         assert made.report("one").batches == {"refused": 1}
         assert made.repeats["executor_retry"] == 0, "another executor would say the same"
 
@@ -199,10 +193,10 @@ async def test_only_failed_requests_are_retried() -> None:
 async def test_a_request_that_fails_everywhere_ejects_no_executor() -> None:
     async with site({"one": 0.01, "other": 0.02}) as made:
         for executor in made.executors.values():
-            executor.error = InferenceError("a row of zeros")
+            executor.error = errors.InferenceError("a row of zeros")
         for _ in range(5):
             (outcome,) = await made.until(made.ask(1.0))
-            assert isinstance(outcome, InferenceError)
+            assert isinstance(outcome, errors.InferenceError)
         assert made.report("one").problem == made.report("other").problem == ""
 
 
@@ -230,7 +224,7 @@ async def test_counted_outcomes_never_fall() -> None:
 async def test_retries_are_bounded_if_everything_fails() -> None:
     async with site({"one": 0.001, "other": 0.001}) as made:
         for executor in made.executors.values():
-            executor.error = LinkDownError("gone")
+            executor.error = errors.LinkDownError("gone")
         for _ in range(400):
             outcomes = await made.until(asyncio.gather(made.ask(1.0), return_exceptions=True), 0.01)
             assert outcomes
@@ -239,10 +233,10 @@ async def test_retries_are_bounded_if_everything_fails() -> None:
 
 async def test_nothing_is_retried_after_its_deadline() -> None:
     async with site({"one": 0.05, "other": 0.01}) as made:
-        made.executors["other"].error = LinkDownError("gone")
+        made.executors["other"].error = errors.LinkDownError("gone")
         made.executors["other"].row_s = 0.03
         (outcome,) = await made.until(made.ask(1.0, timeout_s=0.02))
-        assert isinstance(outcome, LinkDownError)
+        assert isinstance(outcome, errors.LinkDownError)
         assert made.repeats["executor_retry"] == 0
 
 
@@ -253,5 +247,5 @@ async def test_a_missing_server_is_explained_in_a_sentence() -> None:
         await made.until(made.ask(1.0))
         made.executors["other"].away = "It sleeps."
         assert made.dispatcher.problem_with(M) == "one: It is out. other: It sleeps."
-        with pytest.raises(EngineUnavailableError, match="It sleeps"):
+        with pytest.raises(errors.EngineUnavailableError, match="It sleeps"):
             await made.until(made.ask(1.0))

@@ -18,17 +18,8 @@ from support.executor import run_earliest
 from support.far_servers import MANIFEST, SERVED, FarGateway, M, row
 from support.waiting import result_of, until
 
+from firstline_core import errors
 from firstline_core.clock import SimulatedClock
-from firstline_core.errors import (
-    DeadlineExceededError,
-    EngineUnavailableError,
-    FirstlineError,
-    InferenceError,
-    InvalidTensorError,
-    NotReadyError,
-    QueueFullError,
-    UnauthorizedError,
-)
 from firstline_core.protocol.http_client import HttpReply
 from firstline_core.protocol.limits import DEFAULT_LIMITS
 from firstline_core.protocol.oip import Encoded
@@ -80,7 +71,7 @@ class Site:
         """One outcome for each request, also where no server answers."""
         try:
             return await run_earliest(self.pool, M, inputs, due_s)
-        except EngineUnavailableError as error:
+        except errors.EngineUnavailableError as error:
             return [error] * len(inputs)
 
     def repeats(self, why: str) -> float:
@@ -120,7 +111,7 @@ async def site(
 
 
 def values(outcome: Outcome) -> list[list[float]]:
-    assert not isinstance(outcome, FirstlineError), outcome
+    assert not isinstance(outcome, errors.FirstlineError), outcome
     return [[round(float(each), 3) for each in line] for line in outcome["probabilities"]]
 
 
@@ -158,7 +149,7 @@ async def test_one_bad_request_fails_alone() -> None:
     async with site(1) as far:
         good, bad, also_good = await far.ask((0.25,), (-1.0,), (0.5,))
         assert values(good) == [row(0.25)]
-        assert isinstance(bad, InvalidTensorError)
+        assert isinstance(bad, errors.InvalidTensorError)
         assert values(also_good) == [row(0.5)]
 
 
@@ -199,7 +190,7 @@ async def test_without_servers_requests_fail_at_once_and_it_is_not_ready() -> No
     async with site(2, away) as far:
         assert "http://far-0 is away: it cannot be reached (Connection refused)." in far.pool.problem_with(M)
         (refused,) = await far.ask((0.5,))
-        assert isinstance(refused, EngineUnavailableError)
+        assert isinstance(refused, errors.EngineUnavailableError)
         assert "far-1 is away" in refused.message
         assert refused.retry_after_s == 1
         assert far.slots == 0
@@ -213,7 +204,7 @@ async def test_only_probes_mark_the_last_server_unavailable() -> None:
     async with site(1) as far:
         far.servers[0].there = False
         (outcome,) = await far.ask((0.5,))
-        assert isinstance(outcome, EngineUnavailableError)
+        assert isinstance(outcome, errors.EngineUnavailableError)
         assert "Connection refused" in outcome.message
         assert far.pool.problem_with(M) == ""
         await far.clock.advance(6)
@@ -222,9 +213,9 @@ async def test_only_probes_mark_the_last_server_unavailable() -> None:
 
 async def test_the_only_server_is_tried_again_after_it_loaded_a_model() -> None:
     async with site(1) as far:
-        far.servers[0].error = NotReadyError("It loads model 'm'.")
+        far.servers[0].error = errors.NotReadyError("It loads model 'm'.")
         (outcome,) = await far.ask((0.5,))
-        assert isinstance(outcome, EngineUnavailableError) and "It loads model 'm'" in outcome.message
+        assert isinstance(outcome, errors.EngineUnavailableError) and "It loads model 'm'" in outcome.message
         assert far.pool.problem_with(M) == ""
         far.servers[0].error = None
         assert values((await far.ask((0.5,)))[0]) == [row(0.5)]
@@ -234,11 +225,11 @@ async def test_the_only_server_is_tried_again_after_it_loaded_a_model() -> None:
 async def test_the_last_server_that_is_not_ejected_stays_available(away: bool) -> None:
     async with site(2) as far:
         await far.warm()
-        far.servers[1].error = FirstlineError("It broke.")
+        far.servers[1].error = errors.FirstlineError("It broke.")
         for _ in range(10):
             await far.until(asyncio.gather(*(far.begin((0.5,), timeouts_s=[None]) for _ in range(4))))
         assert far.pool.report().up == {("http://far-0",): 1, ("http://far-1",): 0}
-        far.servers[0].error, far.servers[0].there = NotReadyError("It loads model 'm'."), not away
+        far.servers[0].error, far.servers[0].there = errors.NotReadyError("It loads model 'm'."), not away
         await far.ask((0.5,))
         assert far.pool.report().up["http://far-0",] == 1
         far.servers[0].error, far.servers[0].there = None, True
@@ -247,7 +238,7 @@ async def test_the_last_server_that_is_not_ejected_stays_available(away: bool) -
 
 async def test_a_server_that_shuts_down_is_left_before_it_is_gone() -> None:
     async with site(2) as far:
-        far.servers[0].error = NotReadyError("This gateway is shutting down; send the request again.")
+        far.servers[0].error = errors.NotReadyError("This gateway is shutting down; send the request again.")
         far.servers[0].ready = False
         for _ in range(10):
             (outcome,) = await far.ask((0.5,))
@@ -258,7 +249,7 @@ async def test_a_server_that_shuts_down_is_left_before_it_is_gone() -> None:
 
 async def test_the_servers_of_an_executor_are_reported_as_one() -> None:
     async with site(2, name="far") as far:
-        far.servers[0].error = FirstlineError("It broke.")
+        far.servers[0].error = errors.FirstlineError("It broke.")
         await far.ask((0.5,))
         report = far.pool.report()
         (executor,) = report.executors
@@ -299,7 +290,7 @@ async def test_half_of_the_servers_stay_tried_if_all_fail() -> None:
     async with site(4) as far:
         await far.warm()
         for server in far.servers:
-            server.error = EngineUnavailableError("The engine is gone.")
+            server.error = errors.EngineUnavailableError("The engine is gone.")
         for _ in range(100):
             await far.ask((0.5,))
         assert sum(far.pool.report().up.values()) == 2
@@ -313,7 +304,7 @@ async def test_a_server_that_fails_more_often_than_the_others_is_ejected(failing
     """Every third batch fails, never two in a row."""
     async with site(3) as far:
         for server in far.servers[:failing]:
-            server.error, server.fails_every = EngineUnavailableError("The engine is gone."), 3
+            server.error, server.fails_every = errors.EngineUnavailableError("The engine is gone."), 3
         ups = []
         for _ in range(100):
             await far.until(asyncio.gather(*(far.begin((0.5,), timeouts_s=[None]) for _ in range(6))))
@@ -329,7 +320,7 @@ async def test_a_batch_that_fails_on_all_servers_goes_to_another_executor(server
         far.servers[-1].seconds = 0.1  # so that the servers of "far" are preferred
         await far.warm()
         for server in far.servers[:-1]:
-            server.error, server.there = FirstlineError("It broke."), not away
+            server.error, server.there = errors.FirstlineError("It broke."), not away
         (outcome,) = await far.ask((0.5,))
         assert values(outcome) == [row(0.5)]
         failed = [member.outcomes["failed"] for member in far.pool.members]
@@ -340,18 +331,18 @@ async def test_a_batch_that_fails_on_all_servers_is_split_on_one() -> None:
     async with site(3) as far:
         await far.warm()
         for server in far.servers:
-            server.error = InferenceError("No kernel.")
+            server.error = errors.InferenceError("No kernel.")
         outcomes = await far.ask(*[(number / 8,) for number in range(8)])
-        assert all(isinstance(outcome, InferenceError) for outcome in outcomes)
+        assert all(isinstance(outcome, errors.InferenceError) for outcome in outcomes)
         assert sorted(far.asked) == [1, 1, 1 + 8]
 
 
 async def test_a_failure_on_all_servers_is_the_requests() -> None:
     async with site(2) as far:
         for server in far.servers:
-            server.error = FirstlineError("It broke.")
+            server.error = errors.FirstlineError("It broke.")
         (outcome,) = await far.ask((0.5,))
-        assert isinstance(outcome, InferenceError)
+        assert isinstance(outcome, errors.InferenceError)
         assert "failed on this request: It broke." in outcome.message
 
 
@@ -365,7 +356,7 @@ async def test_another_model_under_the_same_version_is_an_error_and_not_an_answe
         assert far.asked[0] == 0, "it was seen before it was asked"
         far.servers[1].said_digest = "e" * 64  # exchanged since it was looked at
         (outcome,) = await far.ask((0.5,))
-        assert isinstance(outcome, EngineUnavailableError)
+        assert isinstance(outcome, errors.EngineUnavailableError)
         assert "has full model 'eeee" in outcome.message
         assert MANIFEST.full_digest in outcome.message
         assert far.pool.problem_with(M) != ""
@@ -376,31 +367,31 @@ async def test_another_model_under_the_same_version_is_an_error_and_not_an_answe
 
 async def test_a_refused_token_is_the_operators_error_and_not_the_callers() -> None:
     async with site(1) as far:
-        far.servers[0].error = UnauthorizedError("There is no valid key.")
+        far.servers[0].error = errors.UnauthorizedError("There is no valid key.")
         (outcome,) = await far.ask((0.5,))
-        assert isinstance(outcome, EngineUnavailableError)
+        assert isinstance(outcome, errors.EngineUnavailableError)
         assert "There is no valid key." in outcome.message
 
 
 async def test_a_busy_server_is_avoided_and_all_busy_gives_a_retry_time() -> None:
     async with site(2) as far:
-        far.servers[0].error = QueueFullError("9 requests wait; come back later.", retry_after_s=3)
+        far.servers[0].error = errors.QueueFullError("9 requests wait; come back later.", retry_after_s=3)
         for _ in range(20):
             assert values((await far.ask((0.5,)))[0]) == [row(0.5)]
         assert far.slots == 16, "to be busy is no failure"
         far.servers[1].error = far.servers[0].error
         (outcome,) = await far.ask((0.5,))
-        assert isinstance(outcome, QueueFullError)
+        assert isinstance(outcome, errors.QueueFullError)
         assert outcome.retry_after_s == 3
 
 
 @pytest.mark.parametrize("busy", [0, 1])
 async def test_a_busy_server_gives_the_retry_time_if_the_other_one_breaks(busy: int) -> None:
     async with site(2) as far:
-        far.servers[busy].error = QueueFullError("9 requests wait; come back later.", retry_after_s=3)
-        far.servers[1 - busy].error = FirstlineError("It broke.")
+        far.servers[busy].error = errors.QueueFullError("9 requests wait; come back later.", retry_after_s=3)
+        far.servers[1 - busy].error = errors.FirstlineError("It broke.")
         (outcome,) = await far.ask((0.5,))
-        assert isinstance(outcome, QueueFullError)
+        assert isinstance(outcome, errors.QueueFullError)
         assert outcome.retry_after_s == 3
 
 
@@ -468,7 +459,7 @@ async def test_an_expired_request_does_not_fail_others() -> None:
     async with site(1) as far:
         far.servers[0].seconds = 0.4
         urgent, patient, endless = await far.until(far.begin((0.25,), (0.5,), (0.75,), timeouts_s=[0.1, 2.0, None]))
-        assert isinstance(urgent, DeadlineExceededError)
+        assert isinstance(urgent, errors.DeadlineExceededError)
         assert values(patient) == [row(0.5)]
         assert values(endless) == [row(0.75)]
 
@@ -481,7 +472,7 @@ async def test_a_silent_server_is_abandoned_for_another_in_time() -> None:
         assert [values(outcome) for (outcome,) in outcomes] == [[row(0.5)]] * 8
         assert 1 <= far.clock.monotonic_s() - began_s < 1.2
         (late,) = await far.until(far.begin((0.5,), timeouts_s=[0.3]), 0.01)
-        assert isinstance(late, DeadlineExceededError) or values(late) == [row(0.5)]
+        assert isinstance(late, errors.DeadlineExceededError) or values(late) == [row(0.5)]
 
 
 async def test_closing_cuts_off_what_takes_too_long() -> None:
@@ -491,7 +482,7 @@ async def test_closing_cuts_off_what_takes_too_long() -> None:
     await asyncio.sleep(0.001)
     assert await far.pool.close(0.001)
     (outcome,) = await running
-    assert isinstance(outcome, NotReadyError)
+    assert isinstance(outcome, errors.NotReadyError)
     assert far.servers[0].cancelled == 1
 
 
@@ -503,7 +494,7 @@ async def test_batches_that_closing_cuts_off_are_not_retried() -> None:
     before = far.asked
     assert await far.pool.close(0.001)
     outcomes = await asyncio.gather(*running)
-    assert all(isinstance(outcome, NotReadyError) for (outcome,) in outcomes)
+    assert all(isinstance(outcome, errors.NotReadyError) for (outcome,) in outcomes)
     assert all(server.closed and not server.running for server in far.servers)
     assert far.asked == before
 
@@ -572,7 +563,7 @@ async def test_the_trace_of_a_batch_goes_to_every_server(monkeypatch: pytest.Mon
     async with site(2) as far:
         await far.warm()
         sent.clear()
-        far.servers[0].error = far.servers[1].error = QueueFullError("Full.")
+        far.servers[0].error = far.servers[1].error = errors.QueueFullError("Full.")
         token = CURRENT.set(trace)
         await far.ask((0.5,))
         CURRENT.reset(token)

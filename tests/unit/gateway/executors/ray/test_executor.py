@@ -14,15 +14,8 @@ import pytest
 from support.far_servers import SERVED, M
 from support.waiting import result_of
 
+from firstline_core import errors
 from firstline_core.clock import SimulatedClock
-from firstline_core.errors import (
-    ConfigError,
-    DeadlineExceededError,
-    EngineUnavailableError,
-    InferenceError,
-    LinkDownError,
-    RemoteTimeoutError,
-)
 from firstline_core.protocol.limits import DecodingLimits
 from firstline_core.types import Arrays, ModelKey
 from firstline_gateway.executors.base import Outcome
@@ -78,11 +71,11 @@ class FakeCluster:
         await self._clock.sleep(min(self.seconds, timeout_s))
         if self.dying:
             self.dying -= 1
-            raise LinkDownError("a replica died")
+            raise errors.LinkDownError("a replica died")
         if self.breaks is not None:
             raise self.breaks
         if self.seconds >= timeout_s:
-            raise RemoteTimeoutError("no answer")
+            raise errors.RemoteTimeoutError("no answer")
         return [next(iter(each.values())).astype(np.float32) for each in inputs]
 
     async def close(self) -> None:
@@ -90,7 +83,7 @@ class FakeCluster:
 
     def _reach(self) -> None:
         if not self.there:
-            raise LinkDownError("the Ray cluster at head:6379 does not answer (nobody)")
+            raise errors.LinkDownError("the Ray cluster at head:6379 does not answer (nobody)")
 
 
 class Site:
@@ -152,7 +145,7 @@ async def test_a_batch_whose_replica_dies_runs_on_another(site: Site) -> None:
     assert isinstance(answer, np.ndarray)
     assert site.executor.report().repeats == {("retry",): 3.0}
     site.cluster.dying = 10
-    with pytest.raises(EngineUnavailableError, match="A replica died"):
+    with pytest.raises(errors.EngineUnavailableError, match="A replica died"):
         await site.ask(1.0)
     assert site.executor.report().batches[WANTED.name, "failed"] == 7
 
@@ -163,14 +156,14 @@ async def test_deadlines_travel_as_what_is_left_and_end_retries(site: Site) -> N
     await site.ask(1.0)
     assert site.cluster.lefts[-2:] == [[pytest.approx(2.0)], [None]]
     site.cluster.seconds = 60.0
-    with pytest.raises(DeadlineExceededError):
+    with pytest.raises(errors.DeadlineExceededError):
         await site.ask(1.0, timeout_s=0.5)
 
 
 async def test_a_failed_run_on_the_cluster_is_not_retried(site: Site) -> None:
     await site.up()
-    site.cluster.breaks = InferenceError("it broke")
-    with pytest.raises(InferenceError):
+    site.cluster.breaks = errors.InferenceError("it broke")
+    with pytest.raises(errors.InferenceError):
         await site.ask(1.0)
     assert len(site.cluster.lefts) == 1
 
@@ -179,7 +172,7 @@ async def test_replicas_that_do_not_start_are_reported_and_retried(site: Site) -
     site.cluster.starts = False
     await site.up()
     assert site.executor.problem_with(M) == "The bundle is another."
-    with pytest.raises(EngineUnavailableError, match="The bundle is another"):
+    with pytest.raises(errors.EngineUnavailableError, match="The bundle is another"):
         await site.ask(1.0)
     await site.clock.advance(20.0)
     assert site.cluster.deploys == 1
@@ -197,7 +190,7 @@ async def test_batches_do_not_wait_for_replicas_that_are_gone(site: Site) -> Non
     await asyncio.sleep(0)
     site.cluster.starts = False
     began_s = site.clock.monotonic_s()
-    with pytest.raises(EngineUnavailableError):
+    with pytest.raises(errors.EngineUnavailableError):
         await asked
     assert site.clock.monotonic_s() - began_s < 5
 
@@ -251,7 +244,7 @@ def test_the_bundle_path_is_that_of_the_cluster_and_the_limits_are_the_gateways(
     ],
 )
 def test_settings_that_make_no_sense(overrides: dict[str, object], words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
+    with pytest.raises(errors.ConfigError, match=words):
         load(None, environ={}, overrides=overrides)
 
 
@@ -262,5 +255,5 @@ def test_without_ray_a_sentence_says_what_to_install() -> None:
 
     if importlib.util.find_spec("ray") is not None:
         pytest.skip("Ray is installed here")
-    with pytest.raises(ConfigError, match=r"install firstline\[gateway,ray\]"):
+    with pytest.raises(errors.ConfigError, match=r"install firstline\[gateway,ray\]"):
         check_executors(load(None, environ={}, overrides={"execution.engine": "ray"}))

@@ -15,13 +15,8 @@ import pytest
 from support.executors import Timed
 from support.gateway import request_of, served_as
 
+from firstline_core import errors
 from firstline_core.clock import SimulatedClock
-from firstline_core.errors import (
-    DeadlineExceededError,
-    EngineUnavailableError,
-    LinkDownError,
-    QueueFullError,
-)
 from firstline_core.types import Arrays, ModelKey
 from firstline_gateway.executors.dispatch.dispatcher import Dispatcher
 from firstline_gateway.executors.dispatch.member import Member
@@ -240,11 +235,11 @@ async def test_a_more_urgent_request_goes_first() -> None:
 async def test_failures_of_all_executors_are_reported_and_nothing_hangs() -> None:
     bench = Bench(1.0, 0.5)
     for executor in bench.executors:
-        executor.error = LinkDownError("gone")
+        executor.error = errors.LinkDownError("gone")
     for _ in range(6):
         tasks = [await bench.submit() for _ in range(3)]
         await bench.until(*tasks)
-        assert all(isinstance(task.exception(), EngineUnavailableError | LinkDownError) for task in tasks)
+        assert all(isinstance(task.exception(), errors.EngineUnavailableError | errors.LinkDownError) for task in tasks)
     for executor in bench.executors:
         executor.error = None
     await bench.clock.advance(30.0)
@@ -260,7 +255,7 @@ async def test_a_model_without_executor_is_refused_although_others_wait() -> Non
         member.displace(OTHER.key)
     running = [await bench.submit()]
     gone = await bench.submit(2.0, OTHER)
-    assert isinstance(gone.exception(), EngineUnavailableError)
+    assert isinstance(gone.exception(), errors.EngineUnavailableError)
     await bench.until(*running)
 
 
@@ -432,7 +427,7 @@ async def test_a_fast_executor_admits_what_a_slow_one_cannot() -> None:
     in_time, too_late = await bench.submit(deadline_s=now_s + 0.008), await bench.submit(deadline_s=now_s + 0.005)
     await bench.until(in_time)
     assert not in_time.exception()
-    assert isinstance(too_late.exception(), DeadlineExceededError)
+    assert isinstance(too_late.exception(), errors.DeadlineExceededError)
 
 
 async def test_backlog_does_not_block_other_models_on_an_idle_executor() -> None:
@@ -523,5 +518,5 @@ async def test_hanging_executors_are_not_taken_for_a_slow_model() -> None:
     hangs = await bench.submit()
     await bench.clock.advance(10.0)
     refused = await bench.submit(deadline_s=bench.clock.monotonic_s() + 1.0)
-    assert isinstance(refused.exception(), QueueFullError)
+    assert isinstance(refused.exception(), errors.QueueFullError)
     assert not hangs.done()
