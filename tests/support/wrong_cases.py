@@ -18,9 +18,11 @@ from firstline_core.protocol.grpc.schema import message
 
 _RUN = "edge-agent run --config edge-agent.toml --port 0"
 _STATE = "[agent]\nstate_dir = "
+_LINK = '[[links]]\nkind = "http"\nurl = '
 _BROKER = '[[links]]\nkind = "mqtt"\nhost = "broker"\n'
 _MODELS = '[models]\ndirectory = "models"\n'
 _HOOK = "[webhooks.ops]\n"
+_EVENTS = f'{_HOOK}url = "https://hooks.example.com"\nevents = '
 _RECIPE = """\
 name = "scans"
 version = 1
@@ -45,9 +47,15 @@ _PROFILE = profile.encode(profiles.profile(1.0))
 _CERTIFY = "firstline certify models/digits --data heldout --epsilon 0.05 --delta 0.05"
 _SCORES = "firstline certify --scores scores.csv --epsilon 0.05 --delta 0.05"
 _PAIR = "firstline pair --edge edge.onnx --full full.onnx --data heldout"
-_LIST = "firstline device list --gateway https://gateway:8080"
+_AT = "firstline device list --gateway"
+_LIST = f"{_AT} https://gateway:8080"
+_TIER = "http://127.0.0.1:8070 --key-file ops.key"
+_PUSH = "firstline config push c.toml"
+_CONFIGURATION = 'name = "a"\nversion = 1\n'
+_ROLL_OUT = "firstline rollout create digits 1 --file rollout.toml"
 _JOIN = "edge-agent join https://gateway:8080 --token-file"
 _STATED = "--set agent.state_dir=state"
+_TOKEN = f"--token-file press-9.token {_STATED}"
 _PLAN = f"--set 'models.directories=[\"models\"]' {_STATED}"
 _KEYS = {"g.toml": '[store]\nurl = "sqlite:///keys.db"\n'}
 _CONTEXTS = ".config/firstline/contexts.json"
@@ -59,6 +67,10 @@ def _recipe(wrong: str, right: str, text: str, code: int = 2) -> Command:
     assert right in _RECIPE
     given = f"recipe.toml: {text or f'without {right}'.strip()}\n"
     return Command(wrong, _MAKE, {"recipe.toml": _RECIPE.replace(right, text)}, code, given=given)
+
+
+def _manifest(wrong: str, text: str) -> Command:
+    return Command(wrong, "firstline bundle get broken", {"broken/manifest.json": text}, 1)
 
 
 def _fleet(wrong: str, line: str, code: int = 1, **files: str) -> Command:
@@ -139,14 +151,9 @@ _BUNDLES = (
     Command("a folder that is not a bundle", "firstline bundle get heldout"),
     Command("a file instead of a bundle", "firstline bundle get edge.onnx"),
     Command("no such bundle", "firstline run models/digit"),
-    Command("an empty manifest", "firstline bundle get broken", {"broken/manifest.json": ""}, 1),
-    Command("a manifest that is not one", "firstline bundle get broken", {"broken/manifest.json": '{"name": "a"}'}, 1),
-    Command(
-        "a manifest with a name that is a number",
-        "firstline bundle get broken",
-        {"broken/manifest.json": '{"name": 1}'},
-        1,
-    ),
+    _manifest("an empty manifest", ""),
+    _manifest("a manifest that is not one", '{"name": "a"}'),
+    _manifest("a manifest with a name that is a number", '{"name": 1}'),
     _recipe("a misspelt argument of a step", "resize:8x8", "resize:8x8:paad=3"),
     _recipe("a misspelt choice of a step", "resize:8x8", "resize:8x8:bilinaer"),
     _recipe("a size of 0", "resize:8x8", "resize:0x8"),
@@ -304,11 +311,7 @@ _INFER = (
     Command("NaN", "firstline infer models/classification row.json", {"row.json": "[1, NaN]"}, 1),
     Command("text instead of numbers", "firstline infer models/classification row.json", {"row.json": '["a", "b"]'}, 1),
     Command("exchanged arguments", "firstline infer scan.png models/digits"),
-    Command(
-        "an unknown model of a tier",
-        "firstline infer digit scan.png --url http://127.0.0.1:8070 --key-file ops.key",
-        code=1,
-    ),
+    Command("an unknown model of a tier", f"firstline infer digit scan.png --url {_TIER}", code=1),
     Command("a tier that is not there", "firstline infer digits scan.png --url http://127.0.0.1:9", code=1),
     Command("a tier without its key", "firstline infer digits scan.png --url http://127.0.0.1:8070", code=1),
     Command("an address without http", "firstline infer digits scan.png --url 127.0.0.1:8070"),
@@ -343,34 +346,21 @@ _GATEWAYS = (
     Command("another CA", f"{_LIST} --key-file ops.key --ca other-ca.pem", code=1),
     Command("no such CA file", f"{_LIST} --key-file ops.key --ca cert.pem"),
     Command("a key instead of the CA", f"{_LIST} --key-file ops.key --ca ops.key"),
-    Command(
-        "http for a gateway with TLS", "firstline device list --gateway http://gateway:8080 --key-file ops.key", code=1
-    ),
-    Command(
-        "a gateway that is not there", "firstline device list --gateway http://127.0.0.1:9 --key-file ops.key", code=1
-    ),
-    Command("an address without http", "firstline device list --gateway gateway:8080 --key-file ops.key"),
-    Command("another protocol", "firstline device list --gateway ftp://gateway:8080 --key-file ops.key"),
-    Command("a port out of range", "firstline device list --gateway https://127.0.0.1:99999 --key-file ops.key"),
-    Command(
-        "the agent instead of the gateway",
-        "firstline device list --gateway http://127.0.0.1:8070 --key-file ops.key",
-        code=1,
-    ),
+    Command("http for a gateway with TLS", f"{_AT} http://gateway:8080 --key-file ops.key", code=1),
+    Command("a gateway that is not there", f"{_AT} http://127.0.0.1:9 --key-file ops.key", code=1),
+    Command("an address without http", f"{_AT} gateway:8080 --key-file ops.key"),
+    Command("another protocol", f"{_AT} ftp://gateway:8080 --key-file ops.key"),
+    Command("a port out of range", f"{_AT} https://127.0.0.1:99999 --key-file ops.key"),
+    Command("the agent instead of the gateway", f"{_AT} {_TIER}", code=1),
     Command("an unknown context", "firstline context use factroy"),
     Command("a damaged file of contexts", "firstline context list", {_CONTEXTS: "{"}),
     Command("a key file that is not UTF-8", f"{_LIST} --key-file latin1.txt --ca ca.pem"),
     Command("a link to itself instead of the key", f"{_LIST} --key-file loop --ca ca.pem"),
     Command("a folder instead of the CA", f"{_LIST} --key-file ops.key --ca heldout"),
     Command(
-        "a user and a password in the address",
-        "firstline device list --gateway https://ops:secret@gateway:8080 --key-file ops.key --ca ca.pem",
+        "a user and a password in the address", f"{_AT} https://ops:secret@gateway:8080 --key-file ops.key --ca ca.pem"
     ),
-    Command(
-        "a host that does not exist",
-        "firstline device list --gateway https://gateway.invalid:8080 --key-file ops.key",
-        code=1,
-    ),
+    Command("a host that does not exist", f"{_AT} https://gateway.invalid:8080 --key-file ops.key", code=1),
     Command(
         "a key of several words",
         "firstline device list",
@@ -417,18 +407,8 @@ _FLEETS = (
     _fleet("an alias of an unknown version", "firstline alias set digits champion 9"),
     _fleet("signing keys that are not there", "firstline model push models/digits --keys nokeys", 2),
     _fleet("a folder that is not a bundle", "firstline model push heldout", 2),
-    _fleet(
-        "a configuration with a misspelt key",
-        "firstline config push c.toml",
-        2,
-        c_toml='name = "a"\nversion = 1\n[policy]\nmin_treshold = 0.9\n',
-    ),
-    _fleet(
-        "a configuration with a setting that is not remote",
-        "firstline config push c.toml",
-        2,
-        c_toml='name = "a"\nversion = 1\n[api]\nport = 1\n',
-    ),
+    _fleet("a configuration with a misspelt key", _PUSH, 2, c_toml=f"{_CONFIGURATION}[policy]\nmin_treshold = 0.9\n"),
+    _fleet("a configuration with a setting that is not remote", _PUSH, 2, c_toml=f"{_CONFIGURATION}[api]\nport = 1\n"),
     _fleet("a brake without a number", "firstline fleet brake --per-hour some --reason test", 2),
     _fleet("an unknown job", f"firstline job get {_ID}"),
     _fleet("an export since a time that is not one", "firstline audit export --since yesterday", 2),
@@ -437,13 +417,8 @@ _FLEETS = (
     _fleet("a list of devices that is not there", "firstline device enroll --csv devices.csv", 2),
     _fleet("a folder instead of a list of devices", "firstline device enroll --csv heldout", 2),
     _fleet("a list of devices that is not UTF-8", "firstline device enroll --csv latin1.txt", 2),
-    _fleet("a definition of a rollout that is not there", "firstline rollout create digits 1 --file rollout.toml", 2),
-    _fleet(
-        "a definition of a rollout that is not TOML",
-        "firstline rollout create digits 1 --file rollout.toml",
-        2,
-        rollout_toml="stages: 1\n",
-    ),
+    _fleet("a definition of a rollout that is not there", _ROLL_OUT, 2),
+    _fleet("a definition of a rollout that is not TOML", _ROLL_OUT, 2, rollout_toml="stages: 1\n"),
     _fleet("a webhook with a slash in its name", "firstline webhook test a/b", 2),
     _fleet("a webhook without a name", "firstline webhook test ''", 2),
     _fleet("an unknown webhook", "firstline webhook test operation"),
@@ -471,22 +446,14 @@ _DEVICE = (
     _edge("others can reach an agent without tokens", '[api]\nhost = "0.0.0.0"\n'),
     _edge("a link without an address", '[[links]]\nkind = "http"\n'),
     _edge("a link of an unknown kind", '[[links]]\nkind = "https"\nurl = "https://gateway:8080"\n'),
-    _edge("a link without http", '[[links]]\nkind = "http"\nurl = "gateway:8080"\n'),
-    _edge("a link to another machine without TLS", '[[links]]\nkind = "http"\nurl = "http://gateway:8080"\n'),
+    _edge("a link without http", f'{_LINK}"gateway:8080"\n'),
+    _edge("a link to another machine without TLS", f'{_LINK}"http://gateway:8080"\n'),
     _edge("a broker without a host", '[[links]]\nkind = "mqtt"\n'),
     _edge("a policy without a price", '[policy]\nkind = "value"\n'),
     _edge("a token file without names", '[api]\nhost = "0.0.0.0"\ntoken_file = "notes.txt"\n', _RUN),
     _edge("no such token file", '[api]\ntoken_file = "tokens"\n', _RUN),
-    _edge(
-        "no such token file of a link",
-        '[[links]]\nkind = "http"\nurl = "http://127.0.0.1:9"\ntoken_file = "tokens"\n',
-        _RUN,
-    ),
-    _edge(
-        "no such authorities of a link",
-        '[[links]]\nkind = "http"\nurl = "https://127.0.0.1:9"\ntls_ca_file = "cert.pem"\n',
-        _RUN,
-    ),
+    _edge("no such token file of a link", f'{_LINK}"http://127.0.0.1:9"\ntoken_file = "tokens"\n', _RUN),
+    _edge("no such authorities of a link", f'{_LINK}"https://127.0.0.1:9"\ntls_ca_file = "cert.pem"\n', _RUN),
     Command("an unknown setting on the command line", "edge-agent run --set api.prot=1"),
     Command("an unknown section on the command line", "edge-agent run --set ap.port=1"),
     Command("a wrong value in the environment", "edge-agent run", environ={"FIRSTLINE_EDGE_API__PORT": "http"}),
@@ -495,15 +462,8 @@ _DEVICE = (
     Command("a configuration that exists", "edge-agent init --config edge-agent.toml", {"edge-agent.toml": ""}),
     Command("a join token that is not one", f"{_JOIN} notes.txt {_STATED}"),
     Command("no such join token", f"{_JOIN} press-8.token {_STATED}"),
-    Command(
-        "a gateway's address without TLS, to join",
-        f"edge-agent join http://gateway:8080 --token-file press-9.token {_STATED}",
-    ),
-    Command(
-        "a gateway that is not there to join",
-        f"edge-agent join https://127.0.0.1:9 --token-file press-9.token {_STATED}",
-        code=1,
-    ),
+    Command("a gateway's address without TLS, to join", f"edge-agent join http://gateway:8080 {_TOKEN}"),
+    Command("a gateway that is not there to join", f"edge-agent join https://127.0.0.1:9 {_TOKEN}", code=1),
     Command("an unknown request", f"edge-agent explain {_ID} {_STATED}", code=1),
     Command("an unknown model in a plan", f"edge-agent plan explain digit {_PLAN}"),
     Command("no such profile", f"edge-agent plan explain digits --profile p.json {_PLAN}"),
@@ -516,8 +476,8 @@ _DEVICE = (
     _edge("a section instead of a list", '[links]\nkind = "http"\n'),
     _edge("a name with spaces", '[agent]\ndevice_id = "press 9"\n'),
     _edge("a socket with a long path", f'[api]\nsocket = "{"a" * 120}"\n'),
-    _edge("a port of a link out of range", '[[links]]\nkind = "http"\nurl = "https://gateway:99999"\n'),
-    _edge("a password in the address of a link", '[[links]]\nkind = "http"\nurl = "https://me:secret@gateway"\n'),
+    _edge("a port of a link out of range", f'{_LINK}"https://gateway:99999"\n'),
+    _edge("a password in the address of a link", f'{_LINK}"https://me:secret@gateway"\n'),
     _edge("every web page may use the models", '[api]\ncors_origins = ["*"]\n'),
     _edge("an empty battery that is fuller than a full one", "[adaptation]\nbattery_empty = 0.9\nbattery_full = 0.5\n"),
     _edge("a section that the fleet cannot set", '[fleet]\nlocked = ["polcy"]\n'),
@@ -541,10 +501,7 @@ _DEVICE = (
     Command("a port out of range to join", "edge-agent join https://gateway:99999 --token-file press-9.token"),
     Command("a proxy without http", f"{_JOIN} press-9.token --proxy proxy {_STATED}"),
     Command("a model to measure that is not there", f"edge-agent profile create m {_STATED}"),
-    _edge(
-        "a proxy of another kind",
-        '[[links]]\nkind = "http"\nurl = "https://gateway:8080"\nproxy = "socks5://proxy:1080"\n',
-    ),
+    _edge("a proxy of another kind", f'{_LINK}"https://gateway:8080"\nproxy = "socks5://proxy:1080"\n'),
     Command("a configuration in a folder that is not there", "edge-agent init --config device/edge-agent.toml"),
 )
 
@@ -609,12 +566,9 @@ _CLOUD = (
     ),
     _gateway("a server without http", '[execution]\nengine = "oip"\n[oip]\nendpoints = ["gpu:8000"]\n'),
     _gateway("a webhook without TLS", f'{_HOOK}url = "http://hooks.example.com"\n'),
-    _gateway("a misspelt event of a webhook", f'{_HOOK}url = "https://hooks.example.com"\nevents = ["alarm"]\n'),
-    _gateway("a webhook without a key", f'{_HOOK}url = "https://hooks.example.com"\nevents = ["alarms"]\n'),
-    _gateway(
-        "no such key of a webhook",
-        f'{_MODELS}{_HOOK}url = "https://hooks.example.com"\nevents = ["alarms"]\nsecret_file = "hook.key"\n',
-    ),
+    _gateway("a misspelt event of a webhook", f'{_EVENTS}["alarm"]\n'),
+    _gateway("a webhook without a key", f'{_EVENTS}["alarms"]\n'),
+    _gateway("no such key of a webhook", f'{_MODELS}{_EVENTS}["alarms"]\nsecret_file = "hook.key"\n'),
     _gateway("a webhook with a space in its name", '[webhooks."on call"]\nurl = "https://hooks.example.com"\n'),
     Command(
         "a wrong value in the environment", "firstline-gateway check", environ={"FIRSTLINE_GATEWAY_API__PORT": "http"}

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-import pytest
-from support.edge import SURE, UNSURE, MakeScene, answer_of
+import math
+from collections.abc import Iterator
+from dataclasses import replace
 
+import msgspec
+import numpy as np
+import pytest
+from support.edge import SURE, UNSURE, MakeScene, Scene, answer_of
+
+from bench.support.bundles import with_certificate
 from firstline_core.routing import policy
-from firstline_core.types import Reason, Tier
-from firstline_edge.cascade.cascade import policy_from
+from firstline_core.routing.certificate import GroupCertificate
+from firstline_core.tasks.classification import Classification
+from firstline_core.types import PROBABILITIES, Reason, Tier
+from firstline_edge.cascade.cascade import TierRouter, policy_from
+from firstline_edge.models.models import DeviceModel
+from firstline_edge.requests.context import ModelOutput, Row
 from firstline_edge.settings.settings import PolicySection
 
 
@@ -74,3 +85,51 @@ def test_settings_name_parameters_as_their_policies_do() -> None:
 
 def _fields(section: PolicySection) -> dict[str, object]:
     return {name: getattr(section, name) for name in section.__struct_fields__}
+
+
+# Thresholds by the predicted class, as a certificate by class has them.
+
+
+YES, NO = (0.75, 0.25), (0.25, 0.75)
+
+
+@pytest.fixture
+def held() -> Iterator[DeviceModel]:
+    """Certified by class: yes is kept from 0.6 on, of no nothing is proved."""
+    held = Scene().held
+    groups = {"yes": GroupCertificate(0.6, 300, 0.8, 0.04), "no": GroupCertificate(None, 20, 0.0, None)}
+    said = with_certificate(held.manifest.edge[0], held.manifest, 0.6, by="class", groups=groups)
+    assert held.edge is not None
+    yield replace(held, edge=replace(held.edge, certificate=said.certificate))
+    held.edge.workers.close()
+
+
+def row(probabilities: tuple[float, float], score: float) -> Row:
+    return Row(0, b"", b"", ModelOutput({PROBABILITIES: np.array([probabilities], np.float32)}, score))
+
+
+def decided(router: TierRouter, held: DeviceModel, seen: Row) -> tuple[Tier, bool]:
+    terms = router.terms(held, held.group(seen.edge))
+    decision = router.decide(held, seen, terms)
+    return decision.tier, terms.certify(decision)
+
+
+def test_each_class_has_its_threshold(held: DeviceModel) -> None:
+    router = TierRouter(min_threshold=0.0)
+    assert decided(router, held, row(YES, 0.6)) == (Tier.EDGE, True)
+    assert decided(router, held, row(YES, math.nextafter(0.6, 0))) == (Tier.CLOUD, False)
+    assert decided(router, held, row(NO, 1.0)) == (Tier.CLOUD, False)
+    assert (router.threshold(held), router.threshold(held, "yes"), router.threshold(held, "no")) == (0.6, 0.6, math.inf)
+    assert router.decide(held, Row(0, b"", b""), router.terms(held)).reason is Reason.HEAVY
+
+
+def test_a_raised_threshold_is_covered(held: DeviceModel) -> None:
+    router = TierRouter(min_threshold=0.7)
+    assert decided(router, held, row(YES, 0.65)) == (Tier.CLOUD, False)
+    assert decided(router, held, row(YES, 0.8)) == (Tier.EDGE, True)
+
+
+def test_a_class_without_a_threshold_is_escalated(held: DeviceModel) -> None:
+    renamed = msgspec.structs.replace(held.manifest, task=Classification(("yes", "maybe")))
+    held = replace(held, bundle=replace(held.bundle, manifest=renamed))
+    assert decided(TierRouter(min_threshold=0.0), held, row(NO, 1.0)) == (Tier.CLOUD, False)

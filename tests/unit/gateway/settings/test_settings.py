@@ -8,8 +8,9 @@ import pytest
 from support.example_settings import GATEWAY_FILE as EXAMPLE
 
 from firstline_core.errors import ConfigError
+from firstline_core.hardware import survey
 from firstline_gateway.settings.load import load
-from firstline_gateway.settings.settings import Settings
+from firstline_gateway.settings.settings import Execution, Settings
 
 
 def test_the_example_shows_every_key_with_its_default() -> None:
@@ -214,3 +215,14 @@ def test_the_key_of_a_webhook_is_next_to_the_configuration(tmp_path: Path) -> No
     file = tmp_path / "gateway.toml"
     file.write_text('[webhooks.ops]\nurl = "http://[::1]:9/a?token=b"\nsecret_file = "ops.secret"\n')
     assert load(file, environ={}).webhooks["ops"].secret_file == str(tmp_path / "ops.secret")
+
+
+@pytest.mark.parametrize(
+    ("usable", "sessions"), [((8.0, False), 8), ((2.0, True), 2), ((1.5, True), 2), ((0.05, True), 1)]
+)
+def test_a_containers_quota_bounds_the_sessions(
+    usable: tuple[float, bool], sessions: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(survey, "usable_cores", lambda _tree: usable)
+    assert Settings().sessions == sessions
+    assert Settings(execution=Execution(sessions=3)).sessions == 3
