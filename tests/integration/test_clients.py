@@ -282,9 +282,7 @@ def test_triton_reads_index_statistics_and_configuration(triton: ClientResults, 
 
 
 @pytest.mark.parametrize("transport", ["triton", "triton_grpc"])
-def test_triton_gets_the_likeliest_classes(
-    request: pytest.FixtureRequest, asked: Asked, tier: str, transport: str
-) -> None:
+def test_triton_gets_likeliest_classes(request: pytest.FixtureRequest, asked: Asked, tier: str, transport: str) -> None:
     labels = open_bundle(DIGITS).manifest.labels
     for texts, expected in zip(request.getfixturevalue(transport)["classes"], asked.expected[tier], strict=True):
         order = np.argsort(-expected)[:2]

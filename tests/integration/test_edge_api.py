@@ -63,9 +63,7 @@ async def test_json_and_binary_answers_agree(alone: httpx.AsyncClient, sure_and_
     assert [row.tier.value for row in plain.answer.rows] == ["cache", "cache"]
 
 
-async def test_file_inference_takes_query_parameters(
-    alone: httpx.AsyncClient, sure_and_unsure: tuple[bytes, bytes]
-) -> None:
+async def test_file_inference_takes_parameters(alone: httpx.AsyncClient, sure_and_unsure: tuple[bytes, bytes]) -> None:
     sure, unsure = sure_and_unsure
     reply = (await alone.post(SHORT, content=sure)).json()
     assert (reply["tier"], reply["reason"], reply["status"]) == ("edge", "confident", "final")

@@ -117,9 +117,7 @@ async def test_examples_print_answers_of_any_task(tmp_path: Path, node: str) -> 
 
 
 @pytest.mark.parametrize("language", ["python", "javascript"])
-async def test_detecting_example_prints_and_draws_objects(
-    tmp_path: Path, language: str, request: pytest.FixtureRequest
-) -> None:
+async def test_detecting_example_draws_objects(tmp_path: Path, language: str, request: pytest.FixtureRequest) -> None:
     interpreter, suffix = (sys.executable, "py") if language == "python" else (request.getfixturevalue("node"), "mjs")
     file, out = served_detector(tmp_path), tmp_path / "drawn.jpg"
     async with either_tier("gateway", tmp_path) as (url, _):

@@ -107,9 +107,7 @@ def test_each_position_obeys_the_guards(rungs: list[Rung], day: list[Snapshot]) 
 
 
 @given(st.floats(20, 100), st.floats(0, 30), st.floats(-1, 1), st.floats(0, 1))
-def test_a_higher_temperature_never_raises_the_advice(
-    hottest_c: float, more_c: float, rise: float, steeper: float
-) -> None:
+def test_heat_never_raises_the_advice(hottest_c: float, more_c: float, rise: float, steeper: float) -> None:
     def advice(at_c: float, rise_c_per_s: float) -> Advice:
         return heat_guard(Snapshot(temperature_c={"soc": Measured(at_c, "")}), rise_c_per_s, LIMITS).advice
 
@@ -117,9 +115,7 @@ def test_a_higher_temperature_never_raises_the_advice(
 
 
 @given(RUNGS, st.floats(20, 100), st.floats(0, 30), st.booleans())
-def test_the_settled_position_is_monotone_in_heat(
-    rungs: list[Rung], hottest_c: float, more_c: float, hot_before: bool
-) -> None:
+def test_settled_position_falls_with_heat(rungs: list[Rung], hottest_c: float, more_c: float, hot_before: bool) -> None:
     """From any start, the higher of two lasting temperatures never gives a better rung."""
     begin = [Snapshot(at_s=at, temperature_c={"soc": Measured(90, "")}) for at in range(60)] if hot_before else []
 
@@ -177,9 +173,7 @@ def test_a_deadline_that_a_rung_can_meet_is_met(  # noqa: PLR0917
 
 
 @given(RUNS_MS, TIMES_MS, st.floats(-50, 200), st.floats(0, 50))
-def test_more_time_never_gives_a_worse_variant(
-    runs_ms: list[float], wait_ms: float, left_ms: float, more_ms: float
-) -> None:
+def test_more_time_gives_no_worse_variant(runs_ms: list[float], wait_ms: float, left_ms: float, more_ms: float) -> None:
     assert choose_rung(runs_ms, 0.0, wait_ms, left_ms + more_ms) <= choose_rung(runs_ms, 0.0, wait_ms, left_ms)
 
 

@@ -46,9 +46,7 @@ def test_scores_are_in_range_and_independent_of_other_rows(probabilities: Any, t
 
 
 @given(PROBABILITIES, TEMPERATURES, st.sampled_from(KINDS), st.randoms(use_true_random=False))
-def test_scores_do_not_depend_on_the_order_of_labels(
-    probabilities: Any, temperature: float, kind: Any, random: Any
-) -> None:
+def test_scores_are_independent_of_label_order(probabilities: Any, temperature: float, kind: Any, random: Any) -> None:
     columns = list(range(probabilities.shape[1]))
     random.shuffle(columns)
     moved = score(kind, probabilities[:, columns], temperature=temperature)
@@ -56,9 +54,7 @@ def test_scores_do_not_depend_on_the_order_of_labels(
 
 
 @given(st.integers(2, 10), st.lists(st.floats(0, 1), min_size=2, max_size=8), st.sampled_from(KINDS), TEMPERATURES)
-def test_score_is_monotone_in_the_top_probability(
-    classes: int, masses: list[float], kind: Any, temperature: float
-) -> None:
+def test_score_grows_with_the_top_probability(classes: int, masses: list[float], kind: Any, temperature: float) -> None:
     """From the uniform row (0) to a certain one (1), along a straight line."""
     certain = np.eye(1, classes)
     uniform = np.full((1, classes), 1 / classes)

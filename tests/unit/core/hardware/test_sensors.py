@@ -298,9 +298,7 @@ def test_a_zone_without_a_sensor_is_not_the_hottest(tmp_path: Path) -> None:
         ("1", (), 1),
     ],
 )
-def test_a_draining_battery_outweighs_an_adapter(
-    tmp_path: Path, mains: str, batteries: tuple[str, ...], powered: float
-) -> None:
+def test_draining_outweighs_an_adapter(tmp_path: Path, mains: str, batteries: tuple[str, ...], powered: float) -> None:
     say(tmp_path, "sys/class/power_supply/AC/type", "Mains")
     say(tmp_path, "sys/class/power_supply/AC/online", mains)
     for number, status in enumerate(batteries):

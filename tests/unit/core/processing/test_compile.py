@@ -134,9 +134,7 @@ def test_exif_orientation_is_applied(kind: str, orientation: int) -> None:
 
 @pytest.mark.parametrize(("background", "expected"), [((0, 0, 0), [0, 0, 0]), ((255, 0, 51), [128, 0, 26])])
 @pytest.mark.parametrize("mode", ["RGBA", "LA"])
-def test_transparency_is_composited_on_the_background(
-    mode: str, background: tuple[int, int, int], expected: list[int]
-) -> None:
+def test_transparency_shows_the_background(mode: str, background: tuple[int, int, int], expected: list[int]) -> None:
     ink = np.zeros((4, 4, 4), np.uint8)
     ink[:, :, 3] = 127
     file = io.BytesIO()

@@ -171,9 +171,7 @@ async def test_after_an_alarm_cached_answers_escalate_within_the_quota(scene: Sc
         ({"chosen": policy.make_policy("cloud_only")}, SURE),
     ],
 )
-async def test_escalations_from_before_an_alarm_need_no_quota(
-    make_scene: MakeScene, before: dict[str, Any], value: float
-) -> None:
+async def test_earlier_escalations_need_no_quota(make_scene: MakeScene, before: dict[str, Any], value: float) -> None:
     scene = make_scene(msgspec.structs.replace(CAREFUL, escalations_per_hour=0.0), **before)
     assert answer_of(await scene.infer(value)).tier is Tier.CLOUD
     assert feed(scene, *WORSE)

@@ -52,9 +52,7 @@ async def test_the_policy_chosen_decides(
         (policy.make_policy("edge_only"), False),
     ],
 )
-async def test_only_firstlines_own_policies_are_covered(
-    make_scene: MakeScene, chosen: policy.Policy, *, covered: bool
-) -> None:
+async def test_only_own_policies_are_covered(make_scene: MakeScene, chosen: policy.Policy, *, covered: bool) -> None:
     scene = make_scene(chosen=chosen, certified=0.7)
     answer = answer_of(await scene.infer(0.75))
     assert (answer.tier, answer.certified) == (Tier.EDGE, covered)

@@ -81,9 +81,7 @@ def test_a_profile_gives_the_models_time_before_it_runs(tmp_path: Path, workers:
 
 
 @pytest.mark.parametrize(("as_planned", "row_ms"), [(True, 100), (False, 200)])
-def test_as_planned_a_variant_runs_in_its_fastest_way(
-    tmp_path: Path, workers: Workers, as_planned: bool, row_ms: float
-) -> None:
+def test_a_variant_runs_in_its_fastest_way(tmp_path: Path, workers: Workers, as_planned: bool, row_ms: float) -> None:
     bundle = open_bundle(DIGITS)
     slow = measured(bundle)
     quick = replace(slow, key=replace(slow.key, threads=2), query=distribution([each / 2 for each in SECONDS]))

@@ -79,9 +79,7 @@ def test_a_disturbed_profile_gives_a_warning(tmp_path: Path, stated: Profile) ->
         (["edge=1", "full=1", "--within", "200"], ["each other", "light load", "--within"]),
     ],
 )
-def test_an_inexact_prediction_gives_one_warning(
-    tmp_path: Path, stated: Profile, arguments: list[str], reasons: list[str]
-) -> None:
+def test_an_inexact_prediction_warns(tmp_path: Path, stated: Profile, arguments: list[str], reasons: list[str]) -> None:
     found = predicted(tmp_path, stated, *arguments)
     assert found.stderr.count("warning:") == bool(reasons)
     parts = found.stderr.split(";")

@@ -90,9 +90,7 @@ def test_verify_reports_the_range_too(tmp_path: Path) -> None:
         ("tf2_mobilenet_v2_1.0_224_ptq", "resize:224x224", "add scale:127:127.5 to its preprocessing"),
     ],
 )
-def test_published_models_fit_their_ranges(
-    shared_data: Path, tmp_path: Path, file: str, steps: str, message: str
-) -> None:
+def test_real_models_fit_their_ranges(shared_data: Path, tmp_path: Path, file: str, steps: str, message: str) -> None:
     path = shared_data / "imagenet-cascade" / "models" / f"{file}.tflite"
     labels = tuple(str(n) for n in range(1000))
     warnings: list[str] = []

@@ -91,9 +91,7 @@ def test_the_authority_is_made_shown_and_exchanged(config: str, capsys: pytest.C
 
 
 @pytest.mark.parametrize("verb", ["switch", "retire"])
-def test_an_authority_is_not_replaced_before_devices_renewed(
-    config: str, capsys: pytest.CaptureFixture[str], verb: str
-) -> None:
+def test_no_authority_is_replaced_before_renewals(config: str, capsys: pytest.CaptureFixture[str], verb: str) -> None:
     for each in ("init", "prepare", *(["switch"] if verb == "retire" else [])):
         assert main(["ca", each, "--config", config]) == 0
     settings = load(Path(config), environ={})

@@ -75,9 +75,7 @@ async def test_a_key_expires(database: Database) -> None:
 
 
 @pytest.mark.parametrize("column", ["expires_s", "requests_per_s", "revoked_s"])
-async def test_a_damaged_key_is_refused_and_others_go_on(
-    tmp_path: Path, column: str, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_damaged_key_refuses_no_others(tmp_path: Path, column: str, caplog: pytest.LogCaptureFixture) -> None:
     with closing(open_database(sqlite_store(tmp_path))) as database:
         with database.begin() as on:
             damaged, whole = (keys.create_key(on, name, ("infer",), now_s=NOW_S) for name in ("shop", "kiosk"))

@@ -101,9 +101,7 @@ def pixels(value: int = 100) -> InferRequest:
 
 
 @pytest.mark.parametrize("size", ["small", "large"])
-async def test_a_gateway_with_a_cache_runs_an_input_once(
-    size: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_cache_runs_an_input_once(size: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And hashes a large one where that does not hold up the event loop."""
     hashed_here = []
 

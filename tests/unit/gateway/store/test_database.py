@@ -203,9 +203,7 @@ def test_flipped_bits_of_rows_are_damage(file: Path) -> None:
 
 
 @pytest.mark.parametrize("look", [open_database, check])
-def test_a_store_that_lost_its_tables_is_refused(
-    empty_store: StoreSettings, look: Callable[..., Database | None]
-) -> None:
+def test_a_store_without_tables_is_refused(empty_store: StoreSettings, look: Callable[..., Database | None]) -> None:
     with pytest.raises(ConfigError, match=r"missing or empty, but the authority.* restore FILE --store-only"):
         look(empty_store, must_exist=True)
     open_database(empty_store).close()
