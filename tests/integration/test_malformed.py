@@ -351,6 +351,11 @@ def with_input(**changes: object) -> bytes:
     return orjson.dumps({"inputs": [PIXELS | changes]})
 
 
+def deep(depth: int) -> bytes:
+    """Lists within lists."""
+    return b"[" * depth + b"]" * depth
+
+
 def with_head(**changes: object) -> bytes:
     return orjson.dumps({"inputs": [PIXELS], **changes})
 
@@ -362,11 +367,8 @@ JSON_BODIES: dict[str, bytes] = {
     "inputs null": b'{"inputs":null}',
     "inputs of numbers": b'{"inputs":[1]}',
     "deep object": b'{"a":' * 100_000,
-    "deep shape": b'{"inputs":[{"name":"image","datatype":"UINT8","shape":' + b"[" * 500 + b"]" * 500 + b"}]}",
-    "deep data": b'{"inputs":[{"name":"image","datatype":"UINT8","shape":[1],"data":'
-    + b"[" * 900
-    + b"]" * 900
-    + b"}]}",
+    "deep shape": b'{"inputs":[{"name":"image","datatype":"UINT8","shape":' + deep(500) + b"}]}",
+    "deep data": b'{"inputs":[{"name":"image","datatype":"UINT8","shape":[1],"data":' + deep(900) + b"}]}",
     "Infinity": with_input().replace(b"[0,", b"[-Infinity,"),
     "over a double": with_input().replace(b"[0,", b"[1e999,"),
     "over a byte": with_input(data=[256] + [0] * 63),
@@ -385,18 +387,16 @@ JSON_BODIES: dict[str, bytes] = {
     "seven channels": with_input(shape=[1, 1, 1, 7], data=[0] * 7),
     "two axes": with_input(shape=[1, 64]),
     "no datatype": with_input(datatype=None),
-    "datatype a deep list": b'{"inputs":[{"name":"image","datatype":' + b"[" * 1000 + b"]" * 1000 + b"}]}",
+    "datatype a deep list": b'{"inputs":[{"name":"image","datatype":' + deep(1000) + b"}]}",
     "name of surrogates": with_input().replace(b'"image"', b'"\\ud800"'),
     "name NUL": with_input(name="\0"),
     "name not UTF-8": with_input().replace(b"image", b"\xff\xfe"),
     "name long": with_input(name="n" * 100_000),
     "many": orjson.dumps({"inputs": [PIXELS | {"name": str(number)} for number in range(1000)]}),
-    "route a deep list": with_head(parameters={"route": 0}).replace(b":0}", b":" + b"[" * 1000 + b"]" * 1000 + b"}"),
+    "route a deep list": with_head(parameters={"route": 0}).replace(b":0}", b":" + deep(1000) + b"}"),
     "route a large list": with_head(parameters={"route": ["edge"] * 100_000}),
     "route large": with_head(parameters={"route": "edge" * 100_000}),
-    "timeout a deep list": with_head(parameters={"timeout": 0}).replace(
-        b":0}", b":" + b"[" * 1000 + b"]" * 1000 + b"}"
-    ),
+    "timeout a deep list": with_head(parameters={"timeout": 0}).replace(b":0}", b":" + deep(1000) + b"}"),
     "timeout huge": with_head(parameters={"timeout": 1e300}),
     "id long": with_head(id="i" * 10_000),
     "outputs a name": with_head(outputs="probabilities"),
@@ -419,12 +419,8 @@ def test_invalid_json_bodies_are_refused(tier: Tier, name: str) -> None:
 
 def binary(tail: bytes, *, size: object = None, shape: object = (1,), datatype: str = "BYTES") -> tuple[bytes, str]:
     """A body with a binary input, and the right length of its JSON."""
-    entry = {
-        "name": "image",
-        "datatype": datatype,
-        "shape": shape,
-        "parameters": {"binary_data_size": len(tail) if size is None else size},
-    }
+    parameters = {"binary_data_size": len(tail) if size is None else size}
+    entry = {"name": "image", "datatype": datatype, "shape": shape, "parameters": parameters}
     text = orjson.dumps({"inputs": [entry]})
     return text + tail, str(len(text))
 

@@ -25,7 +25,7 @@ from firstline.fleet.registry import LocalFile, Registry
 from firstline.release import publishing, roles
 from firstline.release.keyring import Keyring, short
 from firstline.release.publishing import PushedBundle, push_bundle, remove_bundle
-from firstline.release.pulling import pull_bundle
+from firstline.release.pulling import PulledBundle, pull_bundle
 from firstline_core import errors
 from firstline_core.bundle.store import open_bundle
 from firstline_core.bundle.trust import Trust
@@ -56,6 +56,15 @@ def trust_of(site: RegistrySite, registry: Registry, name: str = "device") -> Tr
     return Trust(site.folder / name, registry.metadata, anchor=anchor, now_s=SYSTEM_CLOCK.wall_s)
 
 
+async def pulled(site: RegistrySite, folder: Path) -> PulledBundle:
+    """Pulls the digits, version 1, into a folder."""
+
+    def pull(registry: Registry) -> PulledBundle:
+        return pull_bundle(trust_of(site, registry), registry, "digits", 1, folder, report=ignore)
+
+    return await site.with_registry(pull)
+
+
 async def test_bundle_is_pushed_listed_and_pulled_unchanged(begun: RegistrySite, tmp_path: Path) -> None:
     files = await begun.with_registry(lambda registry: trust_of(begun, registry).refresh())
     found = find_bundle(files, "digits", 1)
@@ -64,20 +73,12 @@ async def test_bundle_is_pushed_listed_and_pulled_unchanged(begun: RegistrySite,
         "digits/1/edge-onnx.onnx",
         "digits/1/golden.json",
     ]
-    pulled = await begun.with_registry(
-        lambda registry: pull_bundle(
-            trust_of(begun, registry), registry, "digits", 1, tmp_path / "pulled", report=ignore
-        )
-    )
-    assert {path.name: path.read_bytes() for path in pulled.path.iterdir()} == {
+    bundle = await pulled(begun, tmp_path / "pulled")
+    assert {path.name: path.read_bytes() for path in bundle.path.iterdir()} == {
         path.name: path.read_bytes() for path in DIGITS.iterdir()
     }
     with pytest.raises(errors.ConfigError, match="exists already"):
-        await begun.with_registry(
-            lambda registry: pull_bundle(
-                trust_of(begun, registry), registry, "digits", 1, tmp_path / "pulled", report=ignore
-            )
-        )
+        await pulled(begun, tmp_path / "pulled")
     keys = list(begun.keyring.folder.glob("*.key"))
     assert len(keys) == 4 and all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in keys)
     with begun.gateway.store.database.reading() as connection:
@@ -133,18 +134,12 @@ async def test_a_changed_file_is_named_and_replaced_once_deleted(begun: Registry
     digest = hashlib.sha256(content).hexdigest()
     stored = begun.folder / "blobs" / digest[:2] / digest
     stored.write_bytes(bytes(len(content)))
-
-    def pulling(registry: Registry) -> int:
-        trust = trust_of(begun, registry)
-        return pull_bundle(trust, registry, "digits", 1, tmp_path / "pulled", report=ignore).fetched_bytes
-
-    with pytest.raises(
-        errors.IntegrityError, match=f"delete the file {digest} of the registry and push the bundle again"
-    ):
-        await begun.with_registry(pulling)
+    advice = f"delete the file {digest} of the registry and push the bundle again"
+    with pytest.raises(errors.IntegrityError, match=advice):
+        await pulled(begun, tmp_path / "pulled")
     stored.unlink()
     assert (await begun.push(open_bundle(DIGITS))).sent_files == 1
-    assert await begun.with_registry(pulling) >= len(content)
+    assert (await pulled(begun, tmp_path / "pulled")).fetched_bytes >= len(content)
 
 
 async def test_interrupted_download_resumes(begun: RegistrySite) -> None:
@@ -430,19 +425,14 @@ async def test_alias_is_reverted_one_step(begun: RegistrySite, tmp_path: Path) -
 async def test_interrupted_pull_resumes_and_replaces_a_damaged_part(begun: RegistrySite, tmp_path: Path) -> None:
     folder, part = tmp_path / "pulled", tmp_path / "pulled.part"
     content = (DIGITS / "full.onnx").read_bytes()
-
-    def pulling(registry: Registry) -> int:
-        trust = trust_of(begun, registry)
-        return pull_bundle(trust, registry, "digits", 1, folder, report=ignore).fetched_bytes
-
     part.mkdir()
     (part / "full.onnx").write_bytes(b"x" * 1000)
     with pytest.raises(errors.IntegrityError, match="pull again"):
-        await begun.with_registry(pulling)
-    await begun.with_registry(pulling)
+        await pulled(begun, folder)
+    await pulled(begun, folder)
     folder.rename(part)
     (part / "full.onnx").write_bytes(content[:1000])
-    assert await begun.with_registry(pulling) == len(content) - 1000
+    assert (await pulled(begun, folder)).fetched_bytes == len(content) - 1000
     assert (folder / "full.onnx").read_bytes() == content and open_bundle(folder)
 
 
