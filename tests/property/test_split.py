@@ -13,27 +13,15 @@ from hypothesis.extra import numpy as arrays
 
 from firstline.workbench.splitting.checkpoint import Checkpoint
 from firstline_core.errors import ProtocolError
-from firstline_core.planning.split import (
-    LIMIT_BYTES,
-    Cut,
-    Form,
-    SplitEnvironment,
-    Splits,
-    Way,
-    best,
-    decode,
-    encode,
-    stretches,
-    ways,
-)
+from firstline_core.planning import split
 
 _MS = st.floats(0, 1e4).map(lambda value: round(value, 3))
 _BYTES = st.integers(1, 10**6).map(float)
-_WAYS = st.lists(st.builds(Way, st.just("split"), _MS, _BYTES, st.text("abc", max_size=3)), max_size=12).flatmap(
-    lambda sent: _MS.map(lambda fixed_ms: [Way("device", fixed_ms, 0.0), *sent])
+_WAYS = st.lists(st.builds(split.Way, st.just("split"), _MS, _BYTES, st.text("abc", max_size=3)), max_size=12).flatmap(
+    lambda sent: _MS.map(lambda fixed_ms: [split.Way("device", fixed_ms, 0.0), *sent])
 )
 _FORMS = st.builds(
-    Form,
+    split.Form,
     st.sampled_from(["fp32", "fp16", "int8"]),
     _BYTES,
     _BYTES,
@@ -43,7 +31,7 @@ _FORMS = st.builds(
     st.none() | st.floats(-1, 1),
 )
 _SPLITS = st.builds(
-    Splits,
+    split.Splits,
     bundle=st.just("digits"),
     version=st.integers(1, 9),
     model=st.just("full"),
@@ -56,7 +44,7 @@ _SPLITS = st.builds(
     rows=st.just(3),
     points=st.just(3),
     cuts=st.lists(
-        st.builds(Cut, st.text(max_size=9), st.just((1, 4)), _MS, _MS, st.lists(_FORMS, max_size=3).map(tuple)),
+        st.builds(split.Cut, st.text(max_size=9), st.just((1, 4)), _MS, _MS, st.lists(_FORMS, max_size=3).map(tuple)),
         max_size=3,
     ).map(tuple),
 )
@@ -68,25 +56,25 @@ _IMAGES = arrays.arrays(
 
 
 @given(_WAYS, st.floats(1, 1e9))
-def test_the_envelope_equals_the_minimum_over_all_ways(of: list[Way], bytes_per_s: float) -> None:
-    found = stretches(of)
+def test_the_envelope_equals_the_minimum_over_all_ways(of: list[split.Way], bytes_per_s: float) -> None:
+    found = split.stretches(of)
     assert found[0].from_bytes_per_s == 0.0
     assert found[-1].to_bytes_per_s == math.inf
     assert all(one.to_bytes_per_s == other.from_bytes_per_s for one, other in pairwise(found))
     [stretch] = [one for one in found if one.from_bytes_per_s <= bytes_per_s < one.to_bytes_per_s]
-    quickest_ms = best(of, bytes_per_s).latency_ms(bytes_per_s)
+    quickest_ms = split.best(of, bytes_per_s).latency_ms(bytes_per_s)
     assert stretch.way.latency_ms(bytes_per_s) == pytest.approx(quickest_ms, rel=1e-6, abs=1e-6)
 
 
 @given(_WAYS)
-def test_a_narrower_link_never_sends_more(of: list[Way]) -> None:
-    sent = [stretch.way.sent_bytes for stretch in stretches(of)]
+def test_a_narrower_link_never_sends_more(of: list[split.Way]) -> None:
+    sent = [stretch.way.sent_bytes for stretch in split.stretches(of)]
     assert sent == sorted(sent)
 
 
-@given(_SPLITS, st.builds(SplitEnvironment, _MS, st.floats(0.1, 100), st.floats(0.1, 100), st.floats(0, 1)))
-def test_predicted_times_are_sums_of_measured_parts(splits: Splits, around: SplitEnvironment) -> None:
-    device, sent, *cut = ways(splits, around)
+@given(_SPLITS, st.builds(split.SplitEnvironment, _MS, st.floats(0.1, 100), st.floats(0.1, 100), st.floats(0, 1)))
+def test_predicted_times_are_sums_of_measured_parts(splits: split.Splits, around: split.SplitEnvironment) -> None:
+    device, sent, *cut = split.ways(splits, around)
     whole_ms = splits.prepare_ms + splits.model_ms
     assert device.latency_ms(0.0) == device.fixed_ms == pytest.approx(around.device_slowdown * whole_ms)
     assert sent.latency_ms(1000 * splits.input_bytes) == pytest.approx(
@@ -104,17 +92,17 @@ def test_predicted_times_are_sums_of_measured_parts(splits: Splits, around: Spli
 
 
 @given(_SPLITS)
-def test_an_encoded_document_is_decoded_equally(splits: Splits) -> None:
-    assert decode(encode(splits), "a file") == splits
+def test_an_encoded_document_is_decoded_equally(splits: split.Splits) -> None:
+    assert split.decode(split.encode(splits), "a file") == splits
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(b"{}", "a file does not say"), (b"\xff", "a file does not say"), (b" " * (LIMIT_BYTES + 1), "are read")],
+    [(b"{}", "a file does not say"), (b"\xff", "a file does not say"), (b" " * (split.LIMIT_BYTES + 1), "are read")],
 )
 def test_other_documents_are_refused(content: bytes, message: str) -> None:
     with pytest.raises(ProtocolError, match=message):
-        decode(content, "a file")
+        split.decode(content, "a file")
 
 
 @given(_IMAGES)

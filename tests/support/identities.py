@@ -15,13 +15,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from firstline_core.protocol.enrolment import (
-    DEVICES_PATH,
-    ENROL_PATH,
-    RENEW_PATH,
-    device_urn,
-    parse_join_token,
-)
+from firstline_core.protocol import enrolment
 from firstline_gateway.identity import ca
 from firstline_gateway.identity.ca import Authority
 
@@ -56,7 +50,7 @@ def certificate(
         )
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(
-            x509.SubjectAlternativeName([x509.UniformResourceIdentifier(device_urn(device))]), critical=False
+            x509.SubjectAlternativeName([x509.UniformResourceIdentifier(enrolment.device_urn(device))]), critical=False
         )
         .add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
         .sign(authority.key, hashes.SHA256())
@@ -106,11 +100,11 @@ class Device:
 
     async def enrol(self, token: str) -> httpx.Response:
         """Redeems a join token, and keeps what it brings."""
-        body = {"secret": parse_join_token(token).secret, "csr": csr(self.key)}
+        body = {"secret": enrolment.parse_join_token(token).secret, "csr": csr(self.key)}
         async with httpx.AsyncClient(
             base_url=self.url, verify=ssl.create_default_context(cadata=self.ca_pem)
         ) as client:
-            reply = await client.post(ENROL_PATH, json=body)
+            reply = await client.post(enrolment.ENROL_PATH, json=body)
         if reply.is_success:
             self.keep(reply.json()["certificate"])
         return reply
@@ -119,7 +113,7 @@ class Device:
         """Asks for the next certificate with a new key, and keeps both."""
         following = ca.new_key()
         async with self.client() as client:
-            reply = await client.post(RENEW_PATH, json={"csr": csr(following)})
+            reply = await client.post(enrolment.RENEW_PATH, json={"csr": csr(following)})
         if reply.is_success:
             self.key = following
             self.keep(reply.json()["certificate"])
@@ -128,6 +122,6 @@ class Device:
 
 async def invite(keeper: httpx.AsyncClient, *names: str, **fields: object) -> list[str]:
     """Join tokens for devices, requested by the fleet manager."""
-    reply = await keeper.post(DEVICES_PATH, json={"devices": names, **fields})
+    reply = await keeper.post(enrolment.DEVICES_PATH, json={"devices": names, **fields})
     assert reply.status_code == 200, reply.text
     return [one["token"] for one in reply.json()["invitations"]]

@@ -12,91 +12,84 @@ from support.gateway import DIGITS
 from bench.support.bundles import with_certificate
 from firstline_core.bundle.manifest import MANIFEST_NAME, Manifest, parse_manifest
 from firstline_core.errors import IncompatibleTargetError, IntegrityError, NotFoundError
-from firstline_core.fleet.target import (
-    FULL,
-    ExtraNeeds,
-    Hardware,
-    ListedBundle,
-    bundle_of_target,
-    choose_variants,
-    files_for,
-    find_bundle,
-    listed_bundles,
-    target_fields,
-    target_path,
-)
+from firstline_core.fleet import target
 from firstline_core.storage.artefact import SignedFile
 
-ONNX = Hardware(frozenset({"onnx"}), "x86_64")
+ONNX = target.Hardware(frozenset({"onnx"}), "x86_64")
 
 
 def digits() -> Manifest:
     return parse_manifest((DIGITS / MANIFEST_NAME).read_bytes())
 
 
-def signed(manifest: Manifest, asked: dict[str, ExtraNeeds] | None = None) -> dict[str, SignedFile]:
+def signed(manifest: Manifest, asked: dict[str, target.ExtraNeeds] | None = None) -> dict[str, SignedFile]:
     """A bundle's targets as metadata brings them: by path, custom fields from JSON."""
     sizes = {artefact.file: artefact.size_bytes for artefact in manifest.artefacts}
     found = {}
-    for file, custom in target_fields(manifest, asked).items():
-        path = target_path(manifest.name, manifest.version, file)
+    for file, custom in target.target_fields(manifest, asked).items():
+        path = target.target_path(manifest.name, manifest.version, file)
         found[path] = SignedFile(path, sizes.get(file, 0), "0" * 64, msgspec.json.decode(msgspec.json.encode(custom)))
     return found
 
 
-def bundle(asked: dict[str, ExtraNeeds] | None = None) -> ListedBundle:
-    return find_bundle(signed(digits(), asked), "digits", 1)
+def bundle(asked: dict[str, target.ExtraNeeds] | None = None) -> target.ListedBundle:
+    return target.find_bundle(signed(digits(), asked), "digits", 1)
 
 
 def test_a_device_never_gets_the_full_model() -> None:
     found = bundle()
     assert {variant.id for variant in found.release.variants} == {"edge-onnx", "edge-tflite-float", "edge-tflite-int8"}
     for variant in found.release.variants:
-        paths = [file.path for file in files_for(found, variant.id)]
+        paths = [file.path for file in target.files_for(found, variant.id)]
         assert paths[0] == "digits/1/manifest.json"
         assert len(paths) == 3 and Path(paths[1]).stem == variant.id and paths[2] == "digits/1/golden.json"
-        assert variant.needs.size_bytes == sum(file.size_bytes for file in files_for(found, variant.id)[1:])
-    assert [file.path for file in files_for(found, FULL)] == ["digits/1/manifest.json", "digits/1/full.onnx"]
+        assert variant.needs.size_bytes == sum(file.size_bytes for file in target.files_for(found, variant.id)[1:])
+    assert [file.path for file in target.files_for(found, target.FULL)] == [
+        "digits/1/manifest.json",
+        "digits/1/full.onnx",
+    ]
     assert found.release.full_digest == digits().full_digest
 
 
 def test_a_shared_file_lists_each_variant() -> None:
     manifest = digits()
     edge = tuple(msgspec.structs.replace(model, artefact=manifest.edge[0].artefact) for model in manifest.edge)
-    found = find_bundle(signed(msgspec.structs.replace(manifest, edge=edge)), "digits", 1)
-    assert files_for(found, "edge-onnx")[1:] == files_for(found, "edge-tflite-int8")[1:]
+    found = target.find_bundle(signed(msgspec.structs.replace(manifest, edge=edge)), "digits", 1)
+    assert target.files_for(found, "edge-onnx")[1:] == target.files_for(found, "edge-tflite-int8")[1:]
 
 
 def test_the_first_suitable_variant_is_chosen() -> None:
-    assert [variant.id for variant in choose_variants(bundle().release, ONNX)] == ["edge-onnx"]
-    (first,) = choose_variants(bundle().release, ONNX._replace(runtimes=frozenset({"tflite"})))
+    assert [variant.id for variant in target.choose_variants(bundle().release, ONNX)] == ["edge-onnx"]
+    (first,) = target.choose_variants(bundle().release, ONNX._replace(runtimes=frozenset({"tflite"})))
     assert first.id.startswith("edge-tflite")
-    asked = {variant.id: ExtraNeeds(("aarch64",), 512) for variant in bundle().release.variants}
+    asked = {variant.id: target.ExtraNeeds(("aarch64",), 512) for variant in bundle().release.variants}
     with pytest.raises(IncompatibleTargetError, match="edge-onnx is for aarch64, and this is x86_64") as caught:
-        choose_variants(bundle(asked).release, ONNX)
+        target.choose_variants(bundle(asked).release, ONNX)
     assert "edge-tflite-int8 needs the runtime tflite, and here is onnx" in caught.value.message
     small = ONNX._replace(architecture="aarch64", memory_mb=256)
     with pytest.raises(IncompatibleTargetError, match="needs 512 MiB of memory, and here are 256"):
-        choose_variants(bundle(asked).release, small)
-    assert choose_variants(bundle().release, ONNX._replace(free_bytes=5)) == choose_variants(bundle().release, ONNX), (
-        "that is told later"
-    )
+        target.choose_variants(bundle(asked).release, small)
+    assert target.choose_variants(bundle().release, ONNX._replace(free_bytes=5)) == target.choose_variants(
+        bundle().release, ONNX
+    ), "that is told later"
     none = msgspec.structs.replace(bundle().release, variants=())
     with pytest.raises(IncompatibleTargetError, match="no edge variant"):
-        choose_variants(none, ONNX)
+        target.choose_variants(none, ONNX)
 
 
 def test_a_device_with_several_variants_gets_all_that_fit() -> None:
     found, both = bundle(), ONNX._replace(runtimes=frozenset({"onnx", "tflite"}), several=True)
-    variants = choose_variants(found.release, both)
+    variants = target.choose_variants(found.release, both)
     assert variants == found.release.variants
-    files = [file.path for file in files_for(found, *(variant.id for variant in variants))]
+    files = [file.path for file in target.files_for(found, *(variant.id for variant in variants))]
     assert len(files) == len(set(files)) == 5 and "digits/1/full.onnx" not in files
-    assert [variant.id for variant in choose_variants(found.release, ONNX._replace(several=True))] == ["edge-onnx"]
+    assert [variant.id for variant in target.choose_variants(found.release, ONNX._replace(several=True))] == [
+        "edge-onnx"
+    ]
     sizes_bytes = [variant.needs.size_bytes for variant in found.release.variants]
     room = both._replace(free_bytes=sizes_bytes[0] + sizes_bytes[2])
-    assert choose_variants(found.release, room) == (found.release.variants[0], found.release.variants[2])
-    assert choose_variants(found.release, both._replace(free_bytes=5)) == found.release.variants[:1]
+    assert target.choose_variants(found.release, room) == (found.release.variants[0], found.release.variants[2])
+    assert target.choose_variants(found.release, both._replace(free_bytes=5)) == found.release.variants[:1]
 
 
 def test_only_a_valid_certificate_is_summarised() -> None:
@@ -104,7 +97,7 @@ def test_only_a_valid_certificate_is_summarised() -> None:
     plain = msgspec.structs.replace(manifest.edge[1], certificate=None)
     certified = with_certificate(manifest.edge[0], manifest)
     void = with_certificate(manifest.edge[2], manifest, edge_digest="1" * 64)
-    found = find_bundle(signed(msgspec.structs.replace(manifest, edge=(certified, plain, void))), "digits", 1)
+    found = target.find_bundle(signed(msgspec.structs.replace(manifest, edge=(certified, plain, void))), "digits", 1)
     by_id = {variant.id: variant.certificate for variant in found.release.variants}
     summary = by_id[certified.id]
     assert (summary.epsilon, summary.threshold) == ("0.05", "0.9")
@@ -124,11 +117,11 @@ def test_bundles_are_found_by_path() -> None:
             "/1/manifest.json",
         )
     }
-    assert listed_bundles(files) == [("digits", 1)]
-    assert bundle_of_target("digits/12/sub/folder.onnx") == ("digits", 12)
-    assert bundle_of_target("digits/12/") is None
+    assert target.listed_bundles(files) == [("digits", 1)]
+    assert target.bundle_of_target("digits/12/sub/folder.onnx") == ("digits", 12)
+    assert target.bundle_of_target("digits/12/") is None
     with pytest.raises(NotFoundError, match="has no version 2 of digits"):
-        find_bundle(files, "digits", 2)
+        target.find_bundle(files, "digits", 2)
 
 
 @pytest.mark.parametrize(
@@ -145,14 +138,14 @@ def test_invalid_signed_fields_are_refused(path: str, custom: dict[str, Any], se
     files = signed(digits())
     files[path] = SignedFile(path, 1, "0" * 64, custom)
     with pytest.raises(IntegrityError, match=sentence):
-        find_bundle(files, "digits", 1)
+        target.find_bundle(files, "digits", 1)
 
 
 def test_fields_of_a_newer_version_are_ignored() -> None:
     files = signed(digits())
     path = "digits/1/manifest.json"
     files[path] = files[path]._replace(custom={**files[path].custom, "format": 2, "colour": "green"})
-    assert find_bundle(files, "digits", 1).release.variants
+    assert target.find_bundle(files, "digits", 1).release.variants
 
 
 def test_an_artefact_with_the_manifests_path_is_refused() -> None:
@@ -160,7 +153,7 @@ def test_an_artefact_with_the_manifests_path_is_refused() -> None:
     artefact = msgspec.structs.replace(manifest.edge[0].artefact, file=MANIFEST_NAME)
     edge = (msgspec.structs.replace(manifest.edge[0], artefact=artefact),)
     with pytest.raises(IntegrityError, match="rename that file"):
-        target_fields(msgspec.structs.replace(manifest, edge=edge))
+        target.target_fields(msgspec.structs.replace(manifest, edge=edge))
 
 
 @pytest.mark.parametrize("sha256", ["../../../etc/passwd", "0" * 63, "", "A" * 64])
@@ -169,4 +162,4 @@ def test_a_signed_digest_must_be_a_sha256(file: str, sha256: str) -> None:
     files = signed(digits())
     files[file] = files[file]._replace(sha256=sha256)
     with pytest.raises(IntegrityError, match=file):
-        find_bundle(files, "digits", 1)
+        target.find_bundle(files, "digits", 1)

@@ -22,16 +22,7 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from firstline_core.protocol.asgi import (
-    ClientDisconnectedError,
-    Receive,
-    Request,
-    Scope,
-    Send,
-    Streamed,
-    send_reply,
-    send_stream,
-)
+from firstline_core.protocol import asgi
 from firstline_core.protocol.http import Reply
 from firstline_core.protocol.http_server import (
     Connection,
@@ -45,8 +36,8 @@ TIMEOUT_S = 10.0
 SHORT_S = 0.2
 SHORT = ServerLimits(head_s=SHORT_S, idle_s=SHORT_S, write_s=SHORT_S)
 
-Handler = Callable[[Request], Awaitable[Reply | Streamed]]
-Application = Callable[[Scope, Receive, Send], Awaitable[None]]
+Handler = Callable[[asgi.Request], Awaitable[Reply | asgi.Streamed]]
+Application = Callable[[asgi.Scope, asgi.Receive, asgi.Send], Awaitable[None]]
 
 
 def asking(body: bytes, *lines: str, path: str = "/a") -> bytes:
@@ -56,18 +47,18 @@ def asking(body: bytes, *lines: str, path: str = "/a") -> bytes:
 
 @contextlib.asynccontextmanager
 async def served(handle: Handler, limits: ServerLimits | None = None) -> AsyncIterator[tuple[HttpServer, int]]:
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        request = Request(scope, receive)
+    async def app(scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send) -> None:
+        request = asgi.Request(scope, receive)
         try:
             reply = await handle(request)
-        except ClientDisconnectedError:
+        except asgi.ClientDisconnectedError:
             return
         except asyncio.CancelledError:
             reply = Reply(503, {}, b"cancelled")
-        if isinstance(reply, Streamed):
-            await send_stream(reply, request, send)
+        if isinstance(reply, asgi.Streamed):
+            await asgi.send_stream(reply, request, send)
         else:
-            await send_reply(reply, send)
+            await asgi.send_reply(reply, send)
 
     async with running(app, limits) as started:
         yield started
@@ -110,7 +101,7 @@ def connections(server: HttpServer) -> list[Connection]:
     return list(server._connections)
 
 
-async def echo(request: Request) -> Reply:
+async def echo(request: asgi.Request) -> Reply:
     return Reply(200, {}, request.path.encode() + b" " + await request.body(DEFAULT_LIMITS))
 
 
@@ -122,11 +113,11 @@ class Gate:
         self.held = 0
         self.lost = 0
 
-    async def __call__(self, request: Request) -> Reply:
+    async def __call__(self, request: asgi.Request) -> Reply:
         self.held += 1
         try:
             await request.body(DEFAULT_LIMITS)
-        except ClientDisconnectedError:
+        except asgi.ClientDisconnectedError:
             self.lost += 1
             raise
         await self.opened.wait()
@@ -144,7 +135,7 @@ class Gate:
 async def test_an_answer_that_breaks_off_closes_its_connection(
     headers: list[tuple[bytes, bytes]], body: bytes | None
 ) -> None:
-    async def app(_scope: Scope, _receive: Receive, send: Send) -> None:
+    async def app(_scope: asgi.Scope, _receive: asgi.Receive, send: asgi.Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         if body is None:
             raise OSError("the disk failed")
@@ -164,7 +155,7 @@ async def test_an_answer_that_breaks_off_closes_its_connection(
 
 
 async def test_a_second_start_replaces_the_first_and_closes_the_connection() -> None:
-    async def app(_scope: Scope, _receive: Receive, send: Send) -> None:
+    async def app(_scope: asgi.Scope, _receive: asgi.Receive, send: asgi.Send) -> None:
         for status in (200, 404):
             headers = [(b"content-length", b"5")]
             await send({"type": "http.response.start", "status": status, "headers": headers})
@@ -178,9 +169,9 @@ async def test_a_second_start_replaces_the_first_and_closes_the_connection() -> 
 
 
 async def test_a_late_message_of_an_answer_leaves_the_next_answer_whole() -> None:
-    sends: list[Send] = []
+    sends: list[asgi.Send] = []
 
-    async def app(_scope: Scope, _receive: Receive, send: Send) -> None:
+    async def app(_scope: asgi.Scope, _receive: asgi.Receive, send: asgi.Send) -> None:
         sends.append(send)
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"5")]})
         if len(sends) == 2:
@@ -196,7 +187,7 @@ async def test_a_late_message_of_an_answer_leaves_the_next_answer_whole() -> Non
 async def test_an_answered_request_is_freed_without_the_garbage_collector() -> None:
     tasks: list[weakref.ref[asyncio.Task[Any]]] = []
 
-    async def noting(request: Request) -> Reply:
+    async def noting(request: asgi.Request) -> Reply:
         task = asyncio.current_task()
         assert task is not None
         tasks.append(weakref.ref(task))
@@ -220,7 +211,7 @@ async def test_an_idle_connection_keeps_nothing_of_its_last_request() -> None:
     class Held:
         """What an application holds of a body."""
 
-    async def holding(request: Request) -> Reply:
+    async def holding(request: asgi.Request) -> Reply:
         kept.set(Held())
         bodies.append(weakref.ref(kept.get()))
         return await echo(request)
@@ -254,7 +245,7 @@ async def test_connection_close_ends_the_connection() -> None:
 
 
 async def test_an_early_answer_is_not_lost_to_a_reset() -> None:
-    async def refuse(_request: Request) -> Reply:
+    async def refuse(_request: asgi.Request) -> Reply:
         return Reply(413, {}, b"too much")
 
     async with served(refuse) as (_, port), connected(port) as (reader, writer):
@@ -329,7 +320,7 @@ async def test_a_head_of_repeated_headers_is_refused_in_linear_time(lines: int, 
 async def test_a_request_that_asks_for_it_is_cancelled_when_its_client_leaves() -> None:
     cancelled: list[bool] = []
 
-    async def wait(request: Request) -> Reply:
+    async def wait(request: asgi.Request) -> Reply:
         request.info.cancel_on_disconnect()
         try:
             await asyncio.Event().wait()
@@ -346,7 +337,7 @@ async def test_a_request_that_asks_for_it_is_cancelled_when_its_client_leaves() 
 
 @pytest.mark.parametrize("sent", [b"", b"POST /a HT", asking(b"x") + b"\r\n", asking(b"x", path="/early")[:-1]])
 async def test_idle_and_unfinished_connections_end(sent: bytes) -> None:
-    async def early(request: Request) -> Reply:
+    async def early(request: asgi.Request) -> Reply:
         return Reply(404, {}, b"") if request.path == "/early" else await echo(request)
 
     async with served(early, SHORT) as (_, port), connected(port) as (reader, writer):
@@ -357,7 +348,7 @@ async def test_idle_and_unfinished_connections_end(sent: bytes) -> None:
 async def test_the_time_in_the_kernel_is_part_of_the_arrival() -> None:
     waited_s: list[float] = []
 
-    async def note(request: Request) -> Reply:
+    async def note(request: asgi.Request) -> Reply:
         waited_s.append(asyncio.get_running_loop().time() - request.info.arrived_s)
         return await echo(request)
 
@@ -436,10 +427,10 @@ class Pieces:
         self.closed = 0
         self.more = asyncio.Event()
 
-    async def __call__(self, _request: Request) -> Streamed:
+    async def __call__(self, _request: asgi.Request) -> asgi.Streamed:
         held = contextlib.ExitStack()
         held.callback(self._close)
-        return Streamed({"Content-Type": "text/plain"}, self._pieces(), held)
+        return asgi.Streamed({"Content-Type": "text/plain"}, self._pieces(), held)
 
     def _close(self) -> None:
         self.closed += 1
@@ -478,7 +469,7 @@ async def test_a_client_that_leaves_a_stream_releases_its_resources() -> None:
 async def test_a_request_knows_its_trace() -> None:
     seen: list[tuple[str, str] | None] = []
 
-    async def note(request: Request) -> Reply:
+    async def note(request: asgi.Request) -> Reply:
         trace = request.trace
         seen.append(None if trace is None else (trace.parent_id, trace.state))
         return await echo(request)

@@ -8,63 +8,56 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from firstline_core.errors import ConfigError
-from firstline_core.routing.drift import (
-    ScoreHistogram,
-    beyond_chance,
-    bins_of,
-    histogram,
-    population_stability_index,
-    size_word,
-)
+from firstline_core.routing import drift
 
 SCORES = st.lists(st.integers(0, 30).map(lambda step: step / 30), min_size=1, max_size=200)
 
 
 @given(SCORES, st.integers(2, 20))
 def test_the_bins_hold_the_declared_shares(scores: list[float], bins: int) -> None:
-    found = histogram(scores, bins)
+    found = drift.histogram(scores, bins)
     assert 1 <= len(found.edges) < bins
-    counts = np.bincount(bins_of(scores, found.edges), minlength=len(found.shares))
+    counts = np.bincount(drift.bins_of(scores, found.edges), minlength=len(found.shares))
     np.testing.assert_allclose(counts / len(scores), found.shares)
     assert not set(found.edges[1:]) & set(scores)  # a last digit moves no score over an edge
 
 
 def test_bins_have_equal_shares() -> None:
-    found = histogram(np.random.default_rng(0).random(1000))
+    found = drift.histogram(np.random.default_rng(0).random(1000))
     np.testing.assert_allclose(found.shares, 0.05, atol=0.0011)
-    assert bins_of([math.nan, -1, 2], found.edges).tolist() == [0, 0, 19]
-    assert histogram([math.nan]) is None
-    half = histogram([math.nan, 1.0])
+    assert drift.bins_of([math.nan, -1, 2], found.edges).tolist() == [0, 0, 19]
+    assert drift.histogram([math.nan]) is None
+    half = drift.histogram([math.nan, 1.0])
     assert half.shares == (0.5, 0.5)
 
 
 def test_weights_give_the_shares_of_the_population() -> None:
     kept, escalated = np.full(10, 0.9), np.full(90, 0.1)  # of 100 each: a tenth of those kept was drawn
-    found = histogram([*kept, *escalated], weights=[10.0] * 10 + [1.0] * 90)
+    found = drift.histogram([*kept, *escalated], weights=[10.0] * 10 + [1.0] * 90)
     assert found.shares[-1] == pytest.approx(100 / 190)
 
 
 def test_the_same_shares_have_not_drifted() -> None:
-    assert population_stability_index([10, 20, 70], [10, 20, 70]) == 0
-    assert population_stability_index([1e6, 2e6, 7e6], [1e5, 2e5, 7e5]) == pytest.approx(0, abs=1e-9)
+    assert drift.population_stability_index([10, 20, 70], [10, 20, 70]) == 0
+    assert drift.population_stability_index([1e6, 2e6, 7e6], [1e5, 2e5, 7e5]) == pytest.approx(0, abs=1e-9)
 
 
 def test_two_bins_by_hand() -> None:
     expected = 0.2 * math.log(0.7 / 0.5) + -0.2 * math.log(0.3 / 0.5)
-    assert population_stability_index([5e8, 5e8], [7e8, 3e8]) == pytest.approx(expected)
-    assert population_stability_index([7e8, 3e8], [5e8, 5e8]) == pytest.approx(expected)
+    assert drift.population_stability_index([5e8, 5e8], [7e8, 3e8]) == pytest.approx(expected)
+    assert drift.population_stability_index([7e8, 3e8], [5e8, 5e8]) == pytest.approx(expected)
 
 
 def test_an_empty_bin_is_no_infinite_change() -> None:
-    assert 0.25 < population_stability_index([100, 100], [200, 0]) < 10
-    assert population_stability_index([0, 0], [0, 0]) == 0
+    assert 0.25 < drift.population_stability_index([100, 100], [200, 0]) < 10
+    assert drift.population_stability_index([0, 0], [0, 0]) == 0
 
 
 def test_chance_alone_gives_the_expected_index() -> None:
     random = np.random.default_rng(0)
     shares = np.full(10, 0.1)
     found = [
-        population_stability_index(random.multinomial(2500, shares), random.multinomial(500, shares))
+        drift.population_stability_index(random.multinomial(2500, shares), random.multinomial(500, shares))
         for _ in range(300)
     ]
     assert np.mean(found) == pytest.approx(9 * (1 / 2500 + 1 / 500), rel=0.1)
@@ -76,31 +69,31 @@ def test_chance_alone_gives_the_expected_index() -> None:
 )
 def test_invalid_histograms_are_refused(expected: list[float], observed: list[float]) -> None:
     with pytest.raises(ConfigError, match=r"histogram|Histogram"):
-        population_stability_index(expected, observed)
+        drift.population_stability_index(expected, observed)
 
 
 def test_other_scores_are_drift_and_chance_is_not() -> None:
     random = np.random.default_rng(1)
-    known = histogram(random.random(650))
+    known = drift.histogram(random.random(650))
     assert known is not None
 
     def index(scores: np.ndarray[tuple[int], np.dtype[np.float64]]) -> float:
-        seen = np.bincount(bins_of(scores, known.edges), minlength=20)
-        raw = population_stability_index(np.array(known.shares) * 650, seen)
-        found = beyond_chance(raw, 20, 650, len(scores))
+        seen = np.bincount(drift.bins_of(scores, known.edges), minlength=20)
+        raw = drift.population_stability_index(np.array(known.shares) * 650, seen)
+        found = drift.beyond_chance(raw, 20, 650, len(scores))
         assert found is not None
         return found
 
     same = [index(random.random(500)) for _ in range(200)]
     assert np.quantile(same, 0.95) < 0.1
-    assert size_word(index(random.random(500) ** 2)) == "large"
-    assert size_word(index(random.random(500) ** 1.5)) == "moderate"
-    assert (size_word(0.0), size_word(0.1), size_word(0.25)) == ("stable", "moderate", "large")
-    assert beyond_chance(1.0, 20, 650, 100) is None
+    assert drift.size_word(index(random.random(500) ** 2)) == "large"
+    assert drift.size_word(index(random.random(500) ** 1.5)) == "moderate"
+    assert (drift.size_word(0.0), drift.size_word(0.1), drift.size_word(0.25)) == ("stable", "moderate", "large")
+    assert drift.beyond_chance(1.0, 20, 650, 100) is None
 
 
 def test_recent_counts_forget_slowly_and_fill_the_bins_of_the_histogram() -> None:
-    recent = ScoreHistogram((0.3, 0.6), memory=100)
+    recent = drift.ScoreHistogram((0.3, 0.6), memory=100)
     for score in [0.1] * 1000 + [0.3] * 100 + [0.9, math.nan]:
         recent.add(score)
     low, middle, high = recent.counts
@@ -108,13 +101,13 @@ def test_recent_counts_forget_slowly_and_fill_the_bins_of_the_histogram() -> Non
     assert middle == pytest.approx(63, abs=2)  # 1 - 1 / e of the memory
     assert high == pytest.approx(0.98, abs=0.02)
     assert low == pytest.approx(36, abs=2)
-    assert bins_of([0.1, 0.3, 0.9, math.nan], (0.3, 0.6)).tolist() == [0, 1, 2, 0]
+    assert drift.bins_of([0.1, 0.3, 0.9, math.nan], (0.3, 0.6)).tolist() == [0, 1, 2, 0]
 
 
 def test_recent_counts_go_on_where_they_were_left_and_never_overflow() -> None:
-    recent = ScoreHistogram((0.5,), memory=1, counts=(3.0, 1.0))
+    recent = drift.ScoreHistogram((0.5,), memory=1, counts=(3.0, 1.0))
     assert recent.counts == [3.0, 1.0]
     for _ in range(5000):
         recent.add(0.7)
     assert recent.counts == [pytest.approx(0.0), pytest.approx(1.0, abs=0.01)]
-    assert ScoreHistogram((0.5,), memory=1, counts=(3.0,)).counts == [0.0, 0.0]  # of other bins
+    assert drift.ScoreHistogram((0.5,), memory=1, counts=(3.0,)).counts == [0.0, 0.0]  # of other bins

@@ -10,18 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from firstline_core.errors import IntegrityError
-from firstline_core.storage.files import (
-    copy_whole,
-    erase,
-    erase_all,
-    give_up,
-    make_folder,
-    read_checked,
-    read_limited,
-    set_aside,
-    with_checksum,
-    write_whole,
-)
+from firstline_core.storage import files
 
 
 def names(folder: Path) -> list[str]:
@@ -32,9 +21,9 @@ LINE = b'{"spent": 12.5, "period": 20500}'
 
 
 def test_folders_are_private_all_the_way(tmp_path: Path) -> None:
-    make_folder(tmp_path / "a" / "b")
+    files.make_folder(tmp_path / "a" / "b")
     (tmp_path / "a" / "b").chmod(0o755)
-    make_folder(tmp_path / "a" / "b")
+    files.make_folder(tmp_path / "a" / "b")
     for folder in (tmp_path / "a", tmp_path / "a" / "b"):
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
@@ -42,15 +31,15 @@ def test_folders_are_private_all_the_way(tmp_path: Path) -> None:
 def test_a_file_over_its_limit_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_bytes(b"12345")
-    assert read_limited(file, 5) == b"12345"
+    assert files.read_limited(file, 5) == b"12345"
     with pytest.raises(OSError, match="it has more than 4 bytes") as refused:
-        read_limited(file, 4)
+        files.read_limited(file, 4)
     assert refused.value.errno == errno.EFBIG
 
 
 def test_a_file_is_replaced_whole_or_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "file"
-    write_whole(file, b"old")
+    files.write_whole(file, b"old")
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
     def refuse(_descriptor: int) -> None:
@@ -58,7 +47,7 @@ def test_a_file_is_replaced_whole_or_stays(tmp_path: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(os, "fsync", refuse)
     with pytest.raises(OSError, match="No space"):
-        write_whole(file, b"new")
+        files.write_whole(file, b"new")
     assert file.read_bytes() == b"old"
     assert names(tmp_path) == ["file"]
 
@@ -70,12 +59,12 @@ def test_a_file_is_given_to_the_folders_owner(tmp_path: Path, monkeypatch: pytes
     given: list[tuple[int, int]] = []
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr(os, "fchown", refuse)  # as root without CAP_CHOWN
-    write_whole(tmp_path / "own", b"own")
+    files.write_whole(tmp_path / "own", b"own")
     assert stat.S_IMODE((tmp_path / "own").stat().st_mode) == 0o600
     with pytest.raises(PermissionError):
-        write_whole(tmp_path / "shared", b"shared", folder_owners_mode=0o644)
+        files.write_whole(tmp_path / "shared", b"shared", folder_owners_mode=0o644)
     monkeypatch.setattr(os, "fchown", lambda _descriptor, user, group: given.append((user, group)))
-    write_whole(tmp_path / "shared", b"shared", folder_owners_mode=0o644)
+    files.write_whole(tmp_path / "shared", b"shared", folder_owners_mode=0o644)
     owner = tmp_path.stat()
     assert given == [(owner.st_uid, owner.st_gid)]
     assert stat.S_IMODE((tmp_path / "shared").stat().st_mode) == 0o644
@@ -87,11 +76,11 @@ def test_concurrent_writers_leave_a_whole_file(tmp_path: Path, monkeypatch: pyte
     def meanwhile(descriptor: int) -> None:
         monkeypatch.setattr(os, "fsync", sync)
         sync(descriptor)
-        write_whole(file, other)
+        files.write_whole(file, other)
         found.append(file.read_bytes())
 
     monkeypatch.setattr(os, "fsync", meanwhile)
-    write_whole(file, b"own")
+    files.write_whole(file, b"own")
     assert [*found, file.read_bytes()] == [other, b"own"]
     assert names(tmp_path) == ["file"]
 
@@ -102,41 +91,41 @@ def test_unfinished_files_of_killed_writers_are_removed(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(b"half")
         os.utime(tmp_path / name, (1e9, 1e9))
     os.utime(tmp_path / left[1])
-    write_whole(tmp_path / "fi[l]e", b"whole")
+    files.write_whole(tmp_path / "fi[l]e", b"whole")
     assert names(tmp_path) == sorted(["fi[l]e", *left[1:]])
 
 
-@given(st.integers(0, 8 * len(with_checksum(LINE)) - 1))
+@given(st.integers(0, 8 * len(files.with_checksum(LINE)) - 1))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_flipped_bit_is_detected_or_harmless(tmp_path: Path, bit: int) -> None:
-    content = bytearray(with_checksum(LINE))
+    content = bytearray(files.with_checksum(LINE))
     content[bit // 8] ^= 1 << bit % 8
     (tmp_path / "file").write_bytes(content)
     with contextlib.suppress(IntegrityError, msgspec.DecodeError):  # without its line break it is no JSON any more
-        assert msgspec.json.decode(read_checked(tmp_path / "file")) == msgspec.json.decode(LINE)
+        assert msgspec.json.decode(files.read_checked(tmp_path / "file")) == msgspec.json.decode(LINE)
 
 
 def test_a_truncation_is_detected_or_harmless(tmp_path: Path) -> None:
-    for left in range(len(with_checksum(LINE))):
-        (tmp_path / "file").write_bytes(with_checksum(LINE)[:left])
+    for left in range(len(files.with_checksum(LINE))):
+        (tmp_path / "file").write_bytes(files.with_checksum(LINE)[:left])
         with contextlib.suppress(IntegrityError):
-            assert read_checked(tmp_path / "file") == LINE
+            assert files.read_checked(tmp_path / "file") == LINE
 
 
 def test_a_line_without_its_checksum_is_damage(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(LINE)
     with pytest.raises(IntegrityError):
-        read_checked(tmp_path / "file")
+        files.read_checked(tmp_path / "file")
 
 
 def test_the_latest_file_set_aside_stays(tmp_path: Path) -> None:
     for content in ("one", "two"):
         (tmp_path / "file").write_text(content)
-        assert set_aside(tmp_path / "file").read_text() == content
+        assert files.set_aside(tmp_path / "file").read_text() == content
     for name in ("one", "two"):
         (tmp_path / "folder").mkdir()
         (tmp_path / "folder" / name).touch()
-        assert [path.name for path in set_aside(tmp_path / "folder").iterdir()] == [name]
+        assert [path.name for path in files.set_aside(tmp_path / "folder").iterdir()] == [name]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file.damaged", "folder.damaged"]
 
 
@@ -150,11 +139,11 @@ def test_erased_files_are_overwritten_first(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").write_bytes(b"not ours")
     (tmp_path / "other").write_bytes(b"kept")
     os.link(folder / "db", tmp_path / "witness")
-    assert erase(folder) == 6006
+    assert files.erase(folder) == 6006
     assert (tmp_path / "witness").read_bytes() == bytes(6000)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["elsewhere", "other", "witness"]
     assert (tmp_path / "elsewhere").read_bytes() == b"not ours"
-    assert erase(tmp_path / "never" / "there") == 0
+    assert files.erase(tmp_path / "never" / "there") == 0
 
 
 def test_only_content_between_holes_is_zeroed(tmp_path: Path) -> None:
@@ -166,7 +155,7 @@ def test_only_content_between_holes_is_zeroed(tmp_path: Path) -> None:
         stream.truncate(5 << 20)
     before_blocks = sparse.stat().st_blocks
     beside.hardlink_to(sparse)
-    assert erase(sparse) == 5 << 20
+    assert files.erase(sparse) == 5 << 20
     assert not sparse.exists()
     assert beside.read_bytes() == bytes(5 << 20)
     assert beside.stat().st_blocks <= before_blocks
@@ -175,18 +164,18 @@ def test_only_content_between_holes_is_zeroed(tmp_path: Path) -> None:
 def test_renamed_files_are_erased_later(tmp_path: Path) -> None:
     (log := tmp_path / "log").write_bytes(b"secret")
     (tmp_path / "log.1").write_bytes(b"secret too")
-    given_up = give_up(log)
+    given_up = files.give_up(log)
     log.write_bytes(b"begun anew")
-    assert erase_all(given_up) == 16
+    assert files.erase_all(given_up) == 16
     assert [path.name for path in tmp_path.iterdir()] == ["log"]
-    give_up(log)  # and then the power went
+    files.give_up(log)  # and then the power went
     assert not log.exists()
-    assert erase(log) == 10
+    assert files.erase(log) == 10
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_copy_is_private(tmp_path: Path) -> None:
     (tmp_path / "from").write_bytes(b"model" * 1000)
-    copy_whole(tmp_path / "from", tmp_path / "to")
+    files.copy_whole(tmp_path / "from", tmp_path / "to")
     assert (tmp_path / "to").read_bytes() == b"model" * 1000
     assert stat.S_IMODE((tmp_path / "to").stat().st_mode) == 0o600

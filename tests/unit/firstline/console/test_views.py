@@ -20,6 +20,7 @@ from firstline.console.cells import Cell, Tone, address, number, plain
 from firstline.fleet.client import Fleet
 from firstline.fleet.wording import duration
 from firstline_core.errors import LinkDownError, RequestError
+from firstline_core.fleet import twin
 from firstline_core.fleet.audit_log import Entry
 from firstline_core.fleet.profiles import ProfileRequest
 from firstline_core.fleet.rest import (
@@ -39,15 +40,6 @@ from firstline_core.fleet.rest import (
 )
 from firstline_core.fleet.rollout import AuditPage, FindingState, Look, RolloutPage, RolloutSummary
 from firstline_core.fleet.telemetry import DeviceHealth, ModelCounts, Telemetry
-from firstline_core.fleet.twin import (
-    Desired,
-    DesiredModel,
-    DesiredProfile,
-    ProfilingState,
-    Reported,
-    RunningModel,
-    Update,
-)
 from firstline_core.fleet.update import UpdateState
 from firstline_core.hardware.catalogue import Catalogue, Memory, Processor, catalogue_facts
 
@@ -58,15 +50,15 @@ DEVICE = FleetDevice(
     online=True,
     last_seen_age_s=12.3,
     first_seen_s=1.7e9,
-    reported=Reported("s", 1, 3, (RunningModel("digits", 1, "edge-onnx", "ab" * 32, certified=True),)),
-    desired=Desired(3, (DesiredModel("digits", 2, "0" * 64),)),
+    reported=twin.Reported("s", 1, 3, (twin.RunningModel("digits", 1, "edge-onnx", "ab" * 32, certified=True),)),
+    desired=twin.Desired(3, (twin.DesiredModel("digits", 2, "0" * 64),)),
 )
 
 
 CHOSEN = devices_view.Chosen(selector="site=berlin")
 
 
-def updating(*updates: Update) -> FleetDevice:
+def updating(*updates: twin.Update) -> FleetDevice:
     assert DEVICE.reported is not None
     return replace(DEVICE, reported=replace(DEVICE.reported, updates=updates))
 
@@ -103,7 +95,9 @@ def test_the_row_of_a_device() -> None:
 
 @pytest.mark.parametrize("state", UpdateState)
 def test_every_state_of_an_update_has_a_text(state: UpdateState) -> None:
-    update = Update("digits", 2, state, received_bytes=1, total_bytes=4, reason="disk" if state == "failed" else "")
+    update = twin.Update(
+        "digits", 2, state, received_bytes=1, total_bytes=4, reason="disk" if state == "failed" else ""
+    )
     cell = devices_view.device_rows(FleetDevicePage((updating(update),), None), CHOSEN).rows[0]["update"]
     assert cell.text.startswith(f"digits 2 {state.replace('_', ' ')}")
     assert (cell.tone is Tone.GOOD) is (state is UpdateState.COMMITTED)
@@ -112,13 +106,13 @@ def test_every_state_of_an_update_has_a_text(state: UpdateState) -> None:
 
 
 def test_the_worst_of_several_updates_determines_the_tone() -> None:
-    device = updating(Update("a", 2, UpdateState.COMMITTED), Update("b", 2, UpdateState.REJECTED))
+    device = updating(twin.Update("a", 2, UpdateState.COMMITTED), twin.Update("b", 2, UpdateState.REJECTED))
     assert devices_view.device_rows(FleetDevicePage((device,), None), CHOSEN).rows[0]["update"].tone is Tone.BAD
 
 
 def test_the_page_of_a_device() -> None:
     device = updating(
-        Update("digits", 2, UpdateState.ROLLED_BACK, rollout="r1", reason="tries", message="Three starts.")
+        twin.Update("digits", 2, UpdateState.ROLLED_BACK, rollout="r1", reason="tries", message="Three starts.")
     )
     told = dict(devices_view.facts(device))
     assert told["Desired state received"].text == "yes" and told["Tags"].text == "site=berlin"
@@ -135,7 +129,7 @@ def test_the_page_of_a_device() -> None:
 def test_hardware_is_shown_as_the_device_reports_it() -> None:
     processor = Processor("Cortex-A76", "aarch64", 4, 4.0, ("asimddp",))
     found = Catalogue("f" * 16, "Raspberry Pi 5", "6.6", processor, Memory(8 << 30), measured=True)
-    device = replace(DEVICE, reported=Reported("s", 1, hardware=found))
+    device = replace(DEVICE, reported=twin.Reported("s", 1, hardware=found))
     rows = devices_view.hardware_rows(device)
     assert [(row["part"].text, row["value"].text) for row in rows] == catalogue_facts(found)
     assert len({row["key"].text for row in rows}) == len(rows)
@@ -473,14 +467,14 @@ def test_formats() -> None:
 @pytest.mark.parametrize(
     ("state", "tone"),
     [
-        (ProfilingState.SENT, Tone.BUSY),
-        (ProfilingState.MEASURING, Tone.BUSY),
-        (ProfilingState.DONE, Tone.GOOD),
-        (ProfilingState.REFUSED, Tone.BAD),
+        (twin.ProfilingState.SENT, Tone.BUSY),
+        (twin.ProfilingState.MEASURING, Tone.BUSY),
+        (twin.ProfilingState.DONE, Tone.GOOD),
+        (twin.ProfilingState.REFUSED, Tone.BAD),
     ],
 )
-def test_only_a_fulfilled_request_has_the_good_tone(state: ProfilingState, tone: Tone) -> None:
-    request = ProfileRequest("cam", DesiredProfile("digits", id="1"), state, done=2, total=8, message="It is hot.")
+def test_only_a_fulfilled_request_has_the_good_tone(state: twin.ProfilingState, tone: Tone) -> None:
+    request = ProfileRequest("cam", twin.DesiredProfile("digits", id="1"), state, done=2, total=8, message="It is hot.")
     (row,) = devices_view.request_rows([request])
     assert row["state"] == Cell(state.value, tone=tone)
     assert (row["bundle"].text, row["points"].text, row["why"].text) == ("digits", "2 of 8", "It is hot.")

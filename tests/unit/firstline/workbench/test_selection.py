@@ -9,18 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from firstline.workbench.selection import (
-    LEARNED,
-    SELECT_FRACTION,
-    SELECTS_FROM_ROWS,
-    EdgeRows,
-    Selection,
-    choose_score,
-    default_fraction,
-    fit_logistic,
-    fit_value,
-    select,
-)
+from firstline.workbench import selection
 from firstline_core.bundle.loading import scorer
 from firstline_core.bundle.manifest import Score
 from firstline_core.errors import ConfigError
@@ -46,23 +35,23 @@ def rows(n: int, seed: int = 0) -> tuple[Any, Any, Any]:
     return found, random.random(n) > found.max(axis=1), random.integers(0, 4, n)
 
 
-def edge(probabilities: Any, logits: Any = None) -> EdgeRows:
-    return EdgeRows(TASK, {PROBABILITIES: probabilities}, {} if logits is None else {LOGITS: logits})
+def edge(probabilities: Any, logits: Any = None) -> selection.EdgeRows:
+    return selection.EdgeRows(TASK, {PROBABILITIES: probabilities}, {} if logits is None else {LOGITS: logits})
 
 
-def decided(data: tuple[Any, Any, Any], **options: Any) -> Selection:
+def decided(data: tuple[Any, Any, Any], **options: Any) -> selection.Selection:
     probabilities, losses, targets = data
     own_scores = scores_by(OWN, probabilities).astype(np.float64)
-    return select(edge(probabilities), losses, targets=targets, own=OWN, own_scores=own_scores, **options)
+    return selection.select(edge(probabilities), losses, targets=targets, own=OWN, own_scores=own_scores, **options)
 
 
 def test_small_data_uses_all_rows_and_the_own_score() -> None:
-    assert default_fraction(SELECTS_FROM_ROWS - 1) == 0
-    assert default_fraction(SELECTS_FROM_ROWS) == SELECT_FRACTION
-    found = decided(rows(SELECTS_FROM_ROWS - 1))
+    assert selection.default_fraction(selection.SELECTS_FROM_ROWS - 1) == 0
+    assert selection.default_fraction(selection.SELECTS_FROM_ROWS) == selection.SELECT_FRACTION
+    found = decided(rows(selection.SELECTS_FROM_ROWS - 1))
     assert (found.score, found.used, found.starts, found.value) == (OWN, 0, None, None)
-    np.testing.assert_array_equal(found.rest, np.arange(SELECTS_FROM_ROWS - 1))
-    assert decided(rows(SELECTS_FROM_ROWS)).used == 150
+    np.testing.assert_array_equal(found.rest, np.arange(selection.SELECTS_FROM_ROWS - 1))
+    assert decided(rows(selection.SELECTS_FROM_ROWS)).used == 150
 
 
 @settings(max_examples=4, deadline=None)
@@ -121,7 +110,9 @@ def test_logistic_score_matches_scikit_learn() -> None:
     measures = found[:, :4]
     found[:, :4] = (measures - measures.mean(axis=0)) / (measures.std(axis=0) + 1e-6)
     reference = LogisticRegression(C=0.1, max_iter=1000, tol=1e-3).fit(found, losses).predict_proba(found)[:, 0]
-    np.testing.assert_allclose(1 - fit_logistic(features(rows), losses).losses(features(rows)), reference, atol=1e-5)
+    np.testing.assert_allclose(
+        1 - selection.fit_logistic(features(rows), losses).losses(features(rows)), reference, atol=1e-5
+    )
 
 
 def test_value_uses_the_model_of_disagreements() -> None:
@@ -133,8 +124,8 @@ def test_value_uses_the_model_of_disagreements() -> None:
         losses = disagreements & (rng.random(4000) < 0.1)
         few, many = slice(0, 600), slice(600, None)
         for learned in (
-            fit_value(features(rows[few]), losses[few], disagreements[few]),
-            fit_logistic(features(rows[few]), losses[few]),
+            selection.fit_value(features(rows[few]), losses[few], disagreements[few]),
+            selection.fit_logistic(features(rows[few]), losses[few]),
         ):
             areas.append(auroc(1 - learned.losses(features(rows[many])), losses[many]))
     leaning, alone = np.array(areas).reshape(-1, 2).T
@@ -143,8 +134,8 @@ def test_value_uses_the_model_of_disagreements() -> None:
 
 def test_learned_score_wins_if_the_class_matters() -> None:
     answers, lost = _answers(2, 600, worst_class=1)
-    choice = choose_score(edge(answers), lost)
-    assert choice.declared.kind == LEARNED
+    choice = selection.choose_score(edge(answers), lost)
+    assert choice.declared.kind == selection.LEARNED
     rows, losses = _answers(3, 4000, worst_class=1)
     learned, plain = auroc(scores_by(choice.declared, rows), losses), auroc(margin(rows), losses)
     assert learned is not None
@@ -154,24 +145,24 @@ def test_learned_score_wins_if_the_class_matters() -> None:
 
 def test_too_few_losses_select_the_margin() -> None:
     rows, _ = _answers(4, 50)
-    choice = choose_score(edge(rows), np.arange(50) < 3)
+    choice = selection.choose_score(edge(rows), np.arange(50) < 3)
     assert (choice.declared, dict(choice.aurocs)) == (Score("margin"), {})
     np.testing.assert_array_equal(scores_by(choice.declared, rows), score("margin", rows))
     with pytest.raises(ConfigError, match="only one kind"):
-        fit_logistic(features(rows), np.zeros(50, np.bool_))
+        selection.fit_logistic(features(rows), np.zeros(50, np.bool_))
     own = Score("entropy", 2.0)
-    assert choose_score(edge(rows), np.arange(50) < 3, own=(own, margin(rows))).declared == own
+    assert selection.choose_score(edge(rows), np.arange(50) < 3, own=(own, margin(rows))).declared == own
 
 
 def test_energy_and_own_graph_are_candidates() -> None:
     rows, losses = _answers(5, 400)
     graph = Score("graph", graph=Artefact("score.onnx", "a" * 64, 1))
     oracle = 1.0 - losses.astype(np.float32)  # nothing beats the losses themselves
-    choice = choose_score(edge(rows, np.log(np.maximum(rows, 1e-3))), losses, own=(graph, oracle))
+    choice = selection.choose_score(edge(rows, np.log(np.maximum(rows, 1e-3))), losses, own=(graph, oracle))
     assert set(choice.aurocs) == {"margin", "max_probability", "entropy", "energy", "graph", "learned"}
     assert (choice.declared, choice.aurocs["graph"]) == (graph, 1.0)
 
 
 def test_choice_states_the_compared_temperature() -> None:
     rows, losses = _answers(6, 400)
-    assert choose_score(edge(rows), losses, temperature=1.7).declared.temperature == 1.7
+    assert selection.choose_score(edge(rows), losses, temperature=1.7).declared.temperature == 1.7

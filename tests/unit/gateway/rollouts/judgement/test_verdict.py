@@ -12,17 +12,8 @@ import pytest
 
 from firstline_core.errors import RequestError
 from firstline_core.fleet.telemetry import LATENCY_BOUNDS_MS, ModelCounts, latency_bin
+from firstline_gateway.rollouts.judgement import statistics
 from firstline_gateway.rollouts.judgement.figures import FIGURES, Period, StageDevice, against_past, latency_p95_ms
-from firstline_gateway.rollouts.judgement.statistics import (
-    POWER,
-    ClassGroups,
-    Groups,
-    divisions,
-    p_values,
-    smallest_detectable,
-    spread_error,
-    standard_error,
-)
 from firstline_gateway.rollouts.judgement.verdict import Decision, Limit, Rules, Verdict, judge
 
 BINS = len(LATENCY_BOUNDS_MS) + 1
@@ -321,21 +312,21 @@ def test_the_95th_percentile_is_interpolated_within_its_bin() -> None:
 
 def test_the_predicted_difference_is_detected_with_the_stated_power() -> None:
     level, spread = 1e-3, 0.2
-    by = smallest_detectable(spread_error(spread, 40, 40), level, divisions(40, 40))
+    by = statistics.smallest_detectable(statistics.spread_error(spread, 40, 40), level, statistics.divisions(40, 40))
     found = 0
     for seed in range(60):
         rng = np.random.default_rng(seed)
         values = rng.normal(0, spread, 80)
         treated = np.arange(80) < 40
-        groups = Groups(values + by * treated, np.ones(80), np.full(80, np.nan), treated)
-        assert standard_error(groups) == pytest.approx(spread_error(spread, 40, 40), rel=0.4)
-        found += p_values([ClassGroups([groups], 0.0)], level, rng)[0] <= level
-    assert abs(found / 60 - POWER) < 0.12
+        groups = statistics.Groups(values + by * treated, np.ones(80), np.full(80, np.nan), treated)
+        assert statistics.standard_error(groups) == pytest.approx(statistics.spread_error(spread, 40, 40), rel=0.4)
+        found += statistics.p_values([statistics.ClassGroups([groups], 0.0)], level, rng)[0] <= level
+    assert abs(found / 60 - statistics.POWER) < 0.12
 
 
 def test_too_few_devices_detect_nothing() -> None:
-    assert divisions(2, 2) == pytest.approx(6)
-    assert smallest_detectable(0.01, 1e-3, divisions(2, 2)) == math.inf
+    assert statistics.divisions(2, 2) == pytest.approx(6)
+    assert statistics.smallest_detectable(0.01, 1e-3, statistics.divisions(2, 2)) == math.inf
 
 
 def test_p_values_are_never_shown_as_zero() -> None:
@@ -356,16 +347,16 @@ def test_devices_without_a_figure_have_no_weight() -> None:
     rng = np.random.default_rng(3)
     values, treated = rng.normal(size=80), np.arange(80) % 2 == 0
     weights = np.where(np.arange(80) < 40, 1.0, 0.0)
-    mixed = Groups(values + 2.0 * treated, weights, np.full(80, np.nan), treated)
-    alone = Groups(mixed.values[:40], mixed.weights[:40], mixed.before[:40], treated[:40])
+    mixed = statistics.Groups(values + 2.0 * treated, weights, np.full(80, np.nan), treated)
+    alone = statistics.Groups(mixed.values[:40], mixed.weights[:40], mixed.before[:40], treated[:40])
     assert mixed.counts == alone.counts and mixed.means == alone.means
-    assert standard_error(mixed) == standard_error(alone)
+    assert statistics.standard_error(mixed) == statistics.standard_error(alone)
     assert (
-        p_values([ClassGroups([mixed], 0.0)], 1e-4, rng)[0] < 1e-3
-        and p_values([ClassGroups([alone], 0.0)], 1e-4, rng)[0] < 1e-3
+        statistics.p_values([statistics.ClassGroups([mixed], 0.0)], 1e-4, rng)[0] < 1e-3
+        and statistics.p_values([statistics.ClassGroups([alone], 0.0)], 1e-4, rng)[0] < 1e-3
     )
-    one_group = Groups(values, np.where(treated, 0.0, 1.0), np.full(80, np.nan), treated)
-    assert p_values([ClassGroups([one_group], 0.0)], 1e-4, rng)[0] == 1.0
+    one_group = statistics.Groups(values, np.where(treated, 0.0, 1.0), np.full(80, np.nan), treated)
+    assert statistics.p_values([statistics.ClassGroups([one_group], 0.0)], 1e-4, rng)[0] == 1.0
 
 
 def test_silent_devices_abort_although_the_others_are_well() -> None:
