@@ -1,7 +1,5 @@
 """The browser that tests of the console drive."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 

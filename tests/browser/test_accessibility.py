@@ -3,8 +3,6 @@
 Only a browser can tell: contrast follows from both themes' colours, and names and roles from what Vue renders.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from playwright.sync_api import Browser, Page

@@ -1,7 +1,5 @@
 """The console in a real browser with a real gateway."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -4,8 +4,6 @@ Any answer is right but a 500, one with a status that the description does not n
 the tier does not answer any more.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 Each must end in an answer or in a sentence; a traceback is neither.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -16,8 +16,6 @@ of kills and both links, the totals go to bench/results/independent-kills.json a
 with 1 if an answer was lost or swapped, or if nothing was acknowledged.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import http.client

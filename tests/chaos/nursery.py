@@ -3,8 +3,6 @@
 Each is a process of its own with its own files and threads, started by the tier's own `main`, and dies as one.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import importlib

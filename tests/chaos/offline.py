@@ -4,8 +4,6 @@ Time is simulated, as in `simulation`; the outbox's file, its commits and their 
 and a real gateway deliver a backlog is measured separately, in real time.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 import tempfile

@@ -7,8 +7,6 @@ that were not run keep their figures. Progress is on stderr. The exit code is 0 
 does not: the seed of what was violated repeats it.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import os

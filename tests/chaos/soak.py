@@ -1,7 +1,5 @@
 """Steady load for minutes: whether memory, descriptors and threads grow, what is written, and how long an end takes."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 import signal

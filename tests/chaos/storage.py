@@ -4,8 +4,6 @@ A recording of either at work differs from run to run, by how its threads meet; 
 fails, the recording is kept, with the point and the seed that repeat it.
 """
 
-from __future__ import annotations
-
 import random
 import shutil
 import sys

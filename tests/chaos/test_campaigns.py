@@ -1,7 +1,5 @@
 """Each campaign in small; `make -C bench chaos` has the numbers."""
 
-from __future__ import annotations
-
 import asyncio
 from importlib.util import find_spec
 from pathlib import Path

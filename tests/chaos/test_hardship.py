@@ -1,7 +1,5 @@
 """A tier that cannot have what it wants says so in a sentence, and answers where it can do without."""
 
-from __future__ import annotations
-
 import pytest
 
 from chaos import hardship

@@ -1,7 +1,5 @@
 """The checker of the independent kill test; `make -C tests kill-check` runs it."""
 
-from __future__ import annotations
-
 import io
 
 import numpy as np

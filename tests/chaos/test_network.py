@@ -1,7 +1,5 @@
 """The simulated link delays, loses, stalls and falls silent as configured, in simulated time."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections.abc import Awaitable, Callable

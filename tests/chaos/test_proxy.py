@@ -1,7 +1,5 @@
 """The proxy does to TCP what it says: an echo server behind it tells."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncIterator

@@ -1,7 +1,5 @@
 """The simulation keeps its promises: seeds hold, replay exactly, and faults that are planted are found."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import re

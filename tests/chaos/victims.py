@@ -1,7 +1,5 @@
 """A device and its gateway as processes that may be killed, behind proxies that make a bad network."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

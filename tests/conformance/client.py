@@ -7,8 +7,6 @@
 Exit code 0 where it succeeded, 1 where anything was refused. https://github.com/theupdateframework/tuf-conformance
 """
 
-from __future__ import annotations
-
 import argparse
 import io
 import os

@@ -3,8 +3,6 @@
 The suite itself is `make tuf-conformance`; this shows without it that the tool keeps to its protocol.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterator

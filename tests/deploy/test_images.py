@@ -1,7 +1,5 @@
 """What the images build and start, without containers: built and started in a folder that replaces their root."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

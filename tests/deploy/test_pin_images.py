@@ -1,7 +1,5 @@
 """Images are pinned by the digest of their tag: all of them, or none."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The bills of materials say what the locks say."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

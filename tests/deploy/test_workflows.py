@@ -1,7 +1,5 @@
 """The workflows follow GitHub's schema, ask for few permissions, and run steps that this checkout has."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

@@ -1,7 +1,5 @@
 """A reader who follows pages of the documentation: writes the files, types the commands, compares the outputs."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

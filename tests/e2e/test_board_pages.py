@@ -1,7 +1,5 @@
 """The pages about boards, followed on this machine: what needs the board, root or an index is named with the reason."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

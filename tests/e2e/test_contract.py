@@ -1,7 +1,5 @@
 """A contract that stops holding, on real processes: the camera's image is suddenly inverted, and the audits notice."""
 
-from __future__ import annotations
-
 import asyncio
 import io
 import json

@@ -1,7 +1,5 @@
 """Both tiers as processes, over HTTP and over MQTT: every way in which one request can go."""
 
-from __future__ import annotations
-
 import asyncio
 import shutil
 from collections.abc import AsyncIterator, Iterator

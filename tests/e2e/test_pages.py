@@ -1,7 +1,5 @@
 """The guides and the pages of tasks, followed word by word."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The README, the tutorials and the pages about bundles, followed word by word."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Three gateways as one, on one PostgreSQL, behind a shared subscription and a balancer; one of them is killed."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

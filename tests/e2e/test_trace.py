@@ -1,7 +1,5 @@
 """One trace from an application to the full model: in the lines and spans of both tiers, whatever carries it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

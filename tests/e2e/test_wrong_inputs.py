@@ -1,7 +1,5 @@
 """Each wrong input gets the message that `docs/reference/errors-by-example.md` shows, from both real tiers."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

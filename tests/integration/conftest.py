@@ -1,7 +1,5 @@
 """Fixtures of the integration tests: a working folder for each test, and a gateway with clients of its fleet API."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 The rules' expressions are as shipped. Their delays and windows are shortened here; `test_alerts.py` covers them.
 """
 
-from __future__ import annotations
-
 import re
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence

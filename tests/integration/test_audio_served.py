@@ -1,7 +1,5 @@
 """Bundles that take audio files, on both tiers: the same answer over the file route and V2."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import httpx

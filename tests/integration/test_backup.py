@@ -1,7 +1,5 @@
 """The rehearsal: a gateway under load is backed up, destroyed and restored, and its devices go on."""
 
-from __future__ import annotations
-
 import asyncio
 import shutil
 import ssl

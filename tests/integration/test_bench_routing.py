@@ -1,7 +1,5 @@
 """Every part of the routing benchmark still runs, on a small pool that is made up: measured and judged."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The speed benchmark still runs, against real processes and for a moment: every row of its table is measured."""
 
-from __future__ import annotations
-
 import json
 import socket
 import sys

@@ -1,7 +1,5 @@
 """A revoked device and the real Mosquitto: what a live session can still do, and how soon it is ended."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence

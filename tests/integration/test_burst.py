@@ -1,7 +1,5 @@
 """Many requests at once: the agent answers those that it can in time, and refuses the others with advice."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

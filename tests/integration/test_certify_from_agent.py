@@ -1,7 +1,5 @@
 """`firstline certify --from-agent`: rows from a device and a gateway that run as processes."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import shutil

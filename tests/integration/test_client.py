@@ -1,7 +1,5 @@
 """`Client` and `AsyncClient` against both tiers as processes, and against servers that are not a tier."""
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import io

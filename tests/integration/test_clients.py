@@ -1,7 +1,5 @@
 """Other people's clients, unchanged and in an environment of their own, against both tiers."""
 
-from __future__ import annotations
-
 import base64
 import io
 import json

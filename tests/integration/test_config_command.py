@@ -1,7 +1,5 @@
 """`firstline config` and a rollout of what it pushed, against a real gateway."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Sign-in to the console by OpenID Connect, at `oidc-provider` from npm, and at a provider that lies."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import threading

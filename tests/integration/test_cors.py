@@ -1,7 +1,5 @@
 """Web pages of listed origins call both tiers from a browser; pages of other origins cannot."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path

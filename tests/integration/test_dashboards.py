@@ -1,7 +1,5 @@
 """Debian's Prometheus with the shipped configuration, next to both tiers: panels show data, reports raise alerts."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import math

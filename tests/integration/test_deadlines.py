@@ -1,7 +1,5 @@
 """How urgent a request is, on its way to the gateway over both links: late work never runs, priorities go first."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncIterator

@@ -1,7 +1,5 @@
 """Corrections take effect once, end to end: lost answers, a gateway that dies between commit and answer, replicas."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

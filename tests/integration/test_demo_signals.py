@@ -1,7 +1,5 @@
 """`firstline demo` as a stopped process: it leaves no processes and no files."""
 
-from __future__ import annotations
-
 import os
 import signal
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Requests made from the OpenAPI descriptions of both tiers; `make -C bench chaos` sends more of them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import httpx

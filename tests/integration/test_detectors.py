@@ -1,7 +1,5 @@
 """Third-party detectors with the declared steps: average precision measured without Firstline, and certificates."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Bundles of detectors on both tiers: the same boxes over the file route and V2."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import io

@@ -1,7 +1,5 @@
 """`firstline device` against a real gateway over TLS: invite one or a list, list, revoke."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import stat

@@ -1,7 +1,5 @@
 """Devices at a real gateway over real TLS: enrolled, served, renewed, revoked; and everybody who must not come in."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import json

@@ -1,7 +1,5 @@
 """A device that has joined: both links by its certificate, renewed under load, and cut off once it is revoked."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import time

@@ -1,7 +1,5 @@
 """A device whose gateway refuses it, or holds another bundle: what it says of that, and that it recovers by itself."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from support.agent import edge_settings

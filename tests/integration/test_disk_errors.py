@@ -1,7 +1,5 @@
 """A disk that is full or fails at any one change: promises are refused, nothing else happens, and counts are exact."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from support.digits import scan

@@ -1,7 +1,5 @@
 """Doctor on a device with a running agent: what it finds of the links, and that the agent does not notice."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

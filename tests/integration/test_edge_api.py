@@ -1,7 +1,5 @@
 """The agent as a client meets it: a real server on loopback, the digits bundle, a real gateway where one is needed."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A device on a budget, with a real gateway: what crosses the wire is what is counted, until nothing is left."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

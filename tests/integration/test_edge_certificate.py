@@ -1,7 +1,5 @@
 """From `firstline certify` to the answers of a device: certified there, and no longer once the bundle was changed."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

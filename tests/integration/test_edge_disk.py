@@ -1,7 +1,5 @@
 """A device whose disk is full: it starts, answers, promises nothing, says so, and recovers by itself."""
 
-from __future__ import annotations
-
 import asyncio
 import resource
 from collections.abc import Iterator

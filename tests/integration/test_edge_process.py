@@ -1,7 +1,5 @@
 """The agent as a process: the ready line, signals, exit codes, and what it costs to start."""
 
-from __future__ import annotations
-
 import json
 import signal
 import socket

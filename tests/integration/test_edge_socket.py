@@ -1,7 +1,5 @@
 """The agent on a Unix socket in addition to its port."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import socket

@@ -1,7 +1,5 @@
 """What `firstline evaluate --plots` writes: drawing takes seconds on a busy machine, so it is done once."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """A certified detector in the field: a blind one alarms by its event, and audits renew the promise about it."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from typing import Any

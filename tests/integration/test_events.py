@@ -1,7 +1,5 @@
 """An answer's events, over a link that is cut and mended, an agent that restarts, callers who leave or do not read."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import socket

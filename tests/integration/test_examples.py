@@ -1,7 +1,5 @@
 """The examples of docs/examples, run as a reader would run them."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The fleet over HTTP: twins of devices, the operators' view, access, and the audit log."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

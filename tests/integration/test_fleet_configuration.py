@@ -1,7 +1,5 @@
 """A configuration from a real registry on a real agent: signed, rolled out, adopted, and rolled back."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sys

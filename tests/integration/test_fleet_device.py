@@ -1,7 +1,5 @@
 """A real agent in a real gateway's fleet, over HTTP and Mosquitto: reports, desired state, and counts."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import AsyncIterator

@@ -1,7 +1,5 @@
 """A download with a hundred interruptions: at most 1.05 times its bytes, and the signed content."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import random

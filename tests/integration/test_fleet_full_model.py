@@ -1,7 +1,5 @@
 """A fleet moves between full models: a real gateway serves both, and the move itself escalates nothing."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import itertools

@@ -1,7 +1,5 @@
 """Recovery of what a broker or a store lost, with a real agent, gateway and Mosquitto."""
 
-from __future__ import annotations
-
 import sqlite3
 from contextlib import closing
 from pathlib import Path

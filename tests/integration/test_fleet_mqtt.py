@@ -1,7 +1,5 @@
 """The fleet over a real Mosquitto: reports, retained desired documents, and late wills."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """A device measures a bundle on request, received over HTTP or MQTT, and uploads the profile."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

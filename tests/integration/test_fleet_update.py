@@ -1,7 +1,5 @@
 """A model from a real registry on a real agent: signed, fetched, tried, committed, and rolled back."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from typing import Any

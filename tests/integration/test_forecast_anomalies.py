@@ -1,7 +1,5 @@
 """Forecast models of NAB as anomaly models: what they did not expect."""
 
-from __future__ import annotations
-
 import csv
 import json
 from contextlib import closing

@@ -1,7 +1,5 @@
 """Requests that were valid once: whatever is changed in them, both tiers answer 200 or refuse, and never fail."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from copy import deepcopy
 from typing import Any

@@ -1,7 +1,5 @@
 """Devices audit a real gateway over both transports; operators see what they found."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator

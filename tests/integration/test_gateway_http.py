@@ -1,7 +1,5 @@
 """The gateway as a client meets it: a real server on loopback, real bundles, real keys."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

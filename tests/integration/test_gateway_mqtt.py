@@ -1,7 +1,5 @@
 """The gateway behind a real Mosquitto: shared load, own response topics only, errors as envelopes, reconnection."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable

@@ -1,7 +1,5 @@
 """A gateway's process under more than it can answer, and told to stop in the middle of it; no times of this machine."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The command `firstline-gateway` as a process."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

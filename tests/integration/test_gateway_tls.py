@@ -1,7 +1,5 @@
 """HTTPS itself: versions, certificates exchanged while it serves, authorities that take over; what a proxy may say."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import shutil

@@ -1,7 +1,5 @@
 """gRPC on both tiers: who may call, what is too much, and what a failure looks like."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from codecs import BOM_UTF8

@@ -1,7 +1,5 @@
 """The device's catalogue in an agent and on the command line, with the survey in a real process."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """HTTP/1.1 where servers differ, and one in front could be fooled by the one behind: both tiers read it alike."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re

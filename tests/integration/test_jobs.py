@@ -1,7 +1,5 @@
 """Jobs over HTTP: an accepted job is answered, whatever process ends and whichever runs it."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator

@@ -1,7 +1,5 @@
 """`edge-agent join` against a real gateway over real TLS: the first certificate, again, interrupted, and deceived."""
 
-from __future__ import annotations
-
 import asyncio
 import io
 import json

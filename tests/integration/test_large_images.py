@@ -1,7 +1,5 @@
 """Where both tiers prepare inputs: small ones where the model runs, large ones in the threads for images."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A configuration or a model that is damaged while the power is off: the agent answers as before, and says so."""
 
-from __future__ import annotations
-
 import io
 import shutil
 import subprocess

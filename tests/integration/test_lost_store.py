@@ -1,7 +1,5 @@
 """A gateway whose store was lost or has forgotten revocations: it refuses to start, and no revoked device gets in."""
 
-from __future__ import annotations
-
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path

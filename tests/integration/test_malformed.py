@@ -1,7 +1,5 @@
 """What no well-behaved client sends: both tiers refuse it in a sentence, and go on."""
 
-from __future__ import annotations
-
 import contextlib
 import gzip
 import re

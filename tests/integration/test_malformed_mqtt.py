@@ -1,7 +1,5 @@
 """Messages that no device of ours sends, through a real Mosquitto: refused in an envelope, or dropped, never fatal."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace

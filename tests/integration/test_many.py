@@ -1,7 +1,5 @@
 """`infer_many`, and jobs through both clients and the command, against a gateway in this process."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import threading

@@ -25,8 +25,6 @@ https://github.com/SeldonIO/MLServer/tree/master/tests
 | repository: reload of a model under load loses no request | `test_model_repository.py` |
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack

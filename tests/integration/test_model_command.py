@@ -1,7 +1,5 @@
 """`firstline keys` and `firstline model` against a real gateway: from no keys to a named version, and back."""
 
-from __future__ import annotations
-
 import json
 import stat
 from pathlib import Path

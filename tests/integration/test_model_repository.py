@@ -1,7 +1,5 @@
 """Models are loaded and unloaded on running tiers, over REST and gRPC: Triton's `model_repository` extension."""
 
-from __future__ import annotations
-
 import asyncio
 import shutil
 from collections.abc import AsyncIterator

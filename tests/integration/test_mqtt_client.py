@@ -1,7 +1,5 @@
 """The MQTT client against a real Mosquitto."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import ipaddress

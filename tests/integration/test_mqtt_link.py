@@ -1,7 +1,5 @@
 """The device's MQTT link, a real Mosquitto between it and a small gateway."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random

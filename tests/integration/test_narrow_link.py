@@ -1,7 +1,5 @@
 """A real link that carries less than is asked: how long an answer takes is known before one is late."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 import time

@@ -1,7 +1,5 @@
 """The OpenAPI descriptions of both tiers are valid and complete, and clients that are generated from them work."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

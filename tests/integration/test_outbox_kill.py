@@ -1,7 +1,5 @@
 """`kill -9` while promises are being stored: whatever was acknowledged is there afterwards."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The repository's recipes for real pairs, from `bundle create` to `evaluate`, against interpreters driven by hand."""
 
-from __future__ import annotations
-
 import io
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Triton's own load generator against both tiers; `make -C tests perf-analyzer` installs it."""
 
-from __future__ import annotations
-
 import asyncio
 import csv
 import os

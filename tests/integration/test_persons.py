@@ -1,7 +1,5 @@
 """What persons who signed in to a console may do, over a real gateway; and what the audit log says of them."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any

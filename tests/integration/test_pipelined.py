@@ -1,7 +1,5 @@
 """Requests for inference as bytes on one connection: cut anywhere, sent ahead, given up, and left unread."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import logging

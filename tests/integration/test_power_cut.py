@@ -3,8 +3,6 @@
 `make -C bench chaos` cuts more often.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The agent as a process on a device that grows hot and short of memory: a cheaper variant first, no answer second."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import time

@@ -1,7 +1,5 @@
 """What an agent promised, over restarts, changed settings, and brokers that hang or go."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import random

@@ -1,7 +1,5 @@
 """`edge-agent purge`: what was kept is gone from every file, of an agent that runs and of one that does not."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

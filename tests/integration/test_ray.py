@@ -1,7 +1,5 @@
 """A gateway whose models run on a Ray cluster: real Ray, two machines, one of them killed under load."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import json

@@ -1,7 +1,5 @@
 """Third-party models and photographs through a bundle's processing, against the interpreters driven by hand."""
 
-from __future__ import annotations
-
 import csv
 import io
 import shutil

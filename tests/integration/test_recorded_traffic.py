@@ -4,8 +4,6 @@
 is everything that one device sent its broker: CONNECT, SUBSCRIBE, birth and one escalation.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

@@ -1,7 +1,5 @@
 """Inputs that are invalid for the full model alone: who notices, and what the device's client gets."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path

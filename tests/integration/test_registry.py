@@ -1,7 +1,5 @@
 """The registry of a real gateway over HTTP: keys, pushes, pulls, ranges, and what it refuses."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import os

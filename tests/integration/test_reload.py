@@ -1,7 +1,5 @@
 """SIGHUP reloads the configuration of a running process, and never ends it."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """Rollouts and the audit log over HTTP, with the twins of devices."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

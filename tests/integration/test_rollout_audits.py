@@ -1,7 +1,5 @@
 """A rollout of a bundle without a certificate to real agents, whose audits promote it, stop it, or are missing."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager

@@ -1,7 +1,5 @@
 """The fleet's commands with a real gateway: output, exit codes, and use of the REST API alone."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from dataclasses import dataclass

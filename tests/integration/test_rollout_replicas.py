@@ -1,7 +1,5 @@
 """Two replicas drive the rollouts of one PostgreSQL: one dies in a step, and the other continues."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections import Counter

@@ -1,7 +1,5 @@
 """Models with `batch: 1`, whose rows depend on each other: a row's answer is the same whatever it runs with."""
 
-from __future__ import annotations
-
 import asyncio
 from contextlib import closing
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`firstline run` and `pair --serve` as processes, and `firstline infer` on the tiers that they start."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

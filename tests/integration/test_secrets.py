@@ -1,7 +1,5 @@
 """Secrets stay where they were put: not in logs, answers, states, process lists, or what a value says of itself."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path

@@ -3,8 +3,6 @@
 The secrets: the passwords of both at the broker, PostgreSQL's, the key of what is encrypted, the device's private key.
 """
 
-from __future__ import annotations
-
 import base64
 import shutil
 import ssl

@@ -1,7 +1,5 @@
 """Each identity times each route and each topic, as docs/reference/security-matrix.md has them, over real TLS."""
 
-from __future__ import annotations
-
 import ssl
 import time
 from collections.abc import AsyncIterator, Iterator

@@ -1,7 +1,5 @@
 """Messages that are well formed and not honest: replay, sent in another's name, or with another's response topic."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path

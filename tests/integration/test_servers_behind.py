@@ -1,7 +1,5 @@
 """A gateway whose models run on others: second gateways as processes, one of them killed under load."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import shutil

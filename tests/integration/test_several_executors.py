@@ -1,7 +1,5 @@
 """A gateway that runs a model itself and has another one run it too, which stops, goes on and dies."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import signal

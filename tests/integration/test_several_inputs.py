@@ -1,7 +1,5 @@
 """A bundle with several inputs, of which the edge model reads one, on a real agent with a real gateway."""
 
-from __future__ import annotations
-
 import csv
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager

@@ -1,7 +1,5 @@
 """Clients that never finish asking lose their connection, on both tiers; those that wait for an answer keep it."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 from collections.abc import AsyncIterator

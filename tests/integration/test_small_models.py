@@ -1,7 +1,5 @@
 """Requests for a model that runs on the event loop: each is answered, refused, logged and counted on its own."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """A store that is away, hangs, is full or read-only: inference goes on, promises wait, and nothing needs a restart."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator

@@ -1,7 +1,5 @@
 """Profiles stored by a gateway: over HTTP, and by `firstline model profile`."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Awaitable, Callable

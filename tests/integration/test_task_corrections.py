@@ -1,7 +1,5 @@
 """Provisional answers of each task while the link is down, and their corrections."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple

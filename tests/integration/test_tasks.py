@@ -1,7 +1,5 @@
 """Models of each task with the recipes of the repository, against what was measured without Firstline."""
 
-from __future__ import annotations
-
 import io
 import shutil
 from contextlib import closing

@@ -1,7 +1,5 @@
 """Models of every task on both tiers: the canonical outputs over each V2 transport, with other people's clients too."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import hashlib

@@ -1,7 +1,5 @@
 """Text in, labels out: the edge model reads the string, the full model tokens of the same text."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import httpx

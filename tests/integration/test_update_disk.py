@@ -1,7 +1,5 @@
 """Updates on a disk that loses power, fills up or fails at any one change: what answers verifies, and updates end."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`edge-agent update list` and `rollback` as processes, without a gateway, with and without an agent."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """A device that gets a new version of a bundle before its gateway does."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import httpx

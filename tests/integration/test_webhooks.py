@@ -1,7 +1,5 @@
 """A gateway with a webhook: enrolments, and what devices report, reach the receiver; the gateway shows its webhooks."""
 
-from __future__ import annotations
-
 import json
 import re
 from functools import partial

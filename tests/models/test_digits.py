@@ -1,7 +1,5 @@
 """The committed digits pair: what it claims is what it does, and the recipe makes it again."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

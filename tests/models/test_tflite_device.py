@@ -1,7 +1,5 @@
 """An installation with no other interpreter than tflite-runtime (`make tflite`) serves models of each task."""
 
-from __future__ import annotations
-
 import base64
 import csv
 import io

@@ -1,7 +1,5 @@
 """The controller of variants keeps its pauses, obeys its guards, and is deterministic."""
 
-from __future__ import annotations
-
 import math
 from itertools import pairwise
 from typing import Any

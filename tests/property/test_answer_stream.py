@@ -1,7 +1,5 @@
 """A client that follows a stream gets every answer once and in order, wherever the stream breaks off."""
 
-from __future__ import annotations
-
 from unittest.mock import patch
 
 import httpx

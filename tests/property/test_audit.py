@@ -1,7 +1,5 @@
 """The audits' test over everything it can be given."""
 
-from __future__ import annotations
-
 from functools import reduce
 
 import msgspec

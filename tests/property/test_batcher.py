@@ -1,7 +1,5 @@
 """Whatever comes, leaves and expires: each request ends once, with its own rows, and nothing is left behind."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import dataclass
 

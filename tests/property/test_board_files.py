@@ -1,7 +1,5 @@
 """Any content of a board's files gives readings or reasons, and a catalogue that can be decoded."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

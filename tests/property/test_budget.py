@@ -1,7 +1,5 @@
 """Budgets: never over, free while ample, and a higher value never loses to a lower one."""
 
-from __future__ import annotations
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -1,7 +1,5 @@
 """What holds for every certificate in the field, whatever its audits and its gateway say, in any order."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 import tempfile

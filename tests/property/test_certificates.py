@@ -1,7 +1,5 @@
 """A certificate is void once anything it was made for changes; and routing under one contradicts itself nowhere."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What is certified, over any rows: who asks for less keeps no less, whatever the contract, and no test is skipped."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -4,8 +4,6 @@ A device lives through runs: each begins with a wall clock that is right, unset 
 while it runs, and is followed by time without power. What the device believes is held against the true time.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from hypothesis import given, settings

@@ -1,7 +1,5 @@
 """The gateway's pools over any sequence of audits: what counts is counted once, whatever process counts it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory

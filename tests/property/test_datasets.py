@@ -1,7 +1,5 @@
 """Whatever bytes a data set has, its readers answer or raise a ConfigError."""
 
-from __future__ import annotations
-
 import io
 import json
 import tempfile

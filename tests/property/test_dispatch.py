@@ -1,7 +1,5 @@
 """Which executor a batch goes to, whatever they are like, and the share of its time that probes take."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 from hypothesis import example, given

@@ -3,8 +3,6 @@
 Two replicas share the store; each learns of changes when it looks.
 """
 
-from __future__ import annotations
-
 import shutil
 import tempfile
 from itertools import count

@@ -1,7 +1,5 @@
 """Promises about events, over populations whose truth is known: none is broken more often than its delta allows."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any, NamedTuple
 

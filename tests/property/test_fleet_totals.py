@@ -1,7 +1,5 @@
 """Totals are correct with lost, repeated and late reports."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path

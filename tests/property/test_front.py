@@ -1,7 +1,5 @@
 """The Pareto front: its points are not dominated, and all other points are."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace

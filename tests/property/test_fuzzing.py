@@ -1,7 +1,5 @@
 """A few of the million inputs of `make -C bench fuzz`: readers of outside bytes parse or refuse them."""
 
-from __future__ import annotations
-
 import pytest
 
 from bench.fuzzing import campaign, stores

@@ -1,7 +1,5 @@
 """Whatever comes in whatever order, the running slot holds what was put there, and a trial ends."""
 
-from __future__ import annotations
-
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 

@@ -1,7 +1,5 @@
 """Join tokens: every one is read back, and has one spelling; test_fuzzing.py reads damaged ones."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -1,7 +1,5 @@
 """The judgement of a stage keeps its error probability for any distribution of figures."""
 
-from __future__ import annotations
-
 from itertools import combinations
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Cache keys: equal rows meet, different ones never do, wherever in a batch they stand."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

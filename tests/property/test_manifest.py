@@ -1,7 +1,5 @@
 """Manifests survive their file form, with their digests."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from hypothesis import given

@@ -1,7 +1,5 @@
 """The codec: every tensor comes back as it went; test_fuzzing.py sends it broken bodies."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The simulated queue against what is known of queues in closed form."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

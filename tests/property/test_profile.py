@@ -1,7 +1,5 @@
 """Profiles are encoded and decoded without loss, and their quantiles describe the sample."""
 
-from __future__ import annotations
-
 import msgspec
 import numpy as np
 import pytest

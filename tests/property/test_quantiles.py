@@ -1,7 +1,5 @@
 """Streaming quantiles: close to the truth, quick to learn, bounded, and never without sense."""
 
-from __future__ import annotations
-
 import math
 import random
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """Properties of the choice between ways to run one model."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 from support.profiles import point

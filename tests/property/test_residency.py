@@ -2,8 +2,6 @@
 that were admitted keep their model, and no request waits forever.
 """
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Stages grow without exchanging devices, and always leave a control group."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Scores and the routing policy over everything they can be given."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

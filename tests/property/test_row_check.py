@@ -1,7 +1,5 @@
 """The check for independent rows on constructed graphs; `make -C bench fuzz` has 5,000 of them."""
 
-from __future__ import annotations
-
 from contextlib import closing, suppress
 from pathlib import Path
 from random import Random

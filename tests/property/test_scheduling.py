@@ -1,7 +1,5 @@
 """What the gateway's scheduling promises, on simulated time, whatever comes."""
 
-from __future__ import annotations
-
 import random
 import statistics
 from collections.abc import Sequence

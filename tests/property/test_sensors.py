@@ -1,7 +1,5 @@
 """Counters that restart, and files with arbitrary content."""
 
-from __future__ import annotations
-
 import tempfile
 from itertools import pairwise
 from pathlib import Path

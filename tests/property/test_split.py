@@ -1,7 +1,5 @@
 """Splits: the lower envelope equals the minimum over all ways, and checkpoints decode within their error."""
 
-from __future__ import annotations
-
 import math
 from itertools import pairwise
 

@@ -1,7 +1,5 @@
 """What `spell` writes, `parse_*` reads back, for all steps that a manifest may hold."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import UNSET

@@ -1,7 +1,5 @@
 """What holds for the losses, scores and descriptions of every task, whatever the outputs."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

@@ -1,7 +1,5 @@
 """Trace contexts are read as OpenTelemetry reads them, and no bytes are too strange to be passed over."""
 
-from __future__ import annotations
-
 import re
 
 from hypothesis import example, given

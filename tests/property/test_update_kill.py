@@ -1,7 +1,5 @@
 """Killed at every persisted step of an update: the device always answers with a bundle that verifies, and ends."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal

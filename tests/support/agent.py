@@ -1,7 +1,5 @@
 """A real agent with the digits bundle, on a loopback port in this process."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path

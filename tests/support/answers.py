@@ -1,7 +1,5 @@
 """Answers as an agent gives them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Audio files that tests use."""
 
-from __future__ import annotations
-
 import io
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A bundle that promises something, and devices that audit it."""
 
-from __future__ import annotations
-
 import dataclasses
 import shutil
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Gateways behind a gateway, as processes."""
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import dataclass
 from pathlib import Path

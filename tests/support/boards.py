@@ -4,8 +4,6 @@ One line is one file: `path = content`, with \\n and \\t in the content, or `pat
 value now, which is a pipe that is held open, and says exactly that.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager

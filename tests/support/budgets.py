@@ -1,7 +1,5 @@
 """Spending with one limited budget."""
 
-from __future__ import annotations
-
 from firstline_core.clock import SimulatedClock
 from firstline_core.routing.account import Account, Tariff
 from firstline_core.routing.budget import Budget, Ledger, Meter

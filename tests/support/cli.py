@@ -1,7 +1,5 @@
 """Commands of `firstline` within this process, as their users type them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

@@ -1,7 +1,5 @@
 """An OpenTelemetry collector that keeps the spans which it receives by OTLP over HTTP."""
 
-from __future__ import annotations
-
 import gzip
 from collections.abc import Iterator
 from contextlib import contextmanager

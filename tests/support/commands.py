@@ -1,7 +1,5 @@
 """Commands within this process, or against a gateway in it."""
 
-from __future__ import annotations
-
 import asyncio
 import io
 import os

@@ -1,7 +1,5 @@
 """A gateway and the console as processes of their own, and simulated devices that report over HTTP."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -4,8 +4,6 @@ It knows the options that the pages use, and fails on others. A container that g
 `docker.pid`.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import re

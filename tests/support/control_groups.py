@@ -1,7 +1,5 @@
 """A control group of the kernel's with a memory limit (version 1 or 2), and a process that takes memory in it."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

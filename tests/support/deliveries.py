@@ -1,7 +1,5 @@
 """What devices deliver, and what a gateway counts of it."""
 
-from __future__ import annotations
-
 import numpy as np
 from msgspec.structs import replace
 

@@ -1,7 +1,5 @@
 """Changes the desired state of devices, as an operator's or a rollout's decision does."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 from sqlalchemy import Connection

@@ -1,7 +1,5 @@
 """ONNX graphs in the form of detectors' exports, which report one known object."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Scans of the digits data set, and what both models of its bundle answer."""
 
-from __future__ import annotations
-
 import shutil
 from functools import cache
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A disk that is really full, where this user may mount one."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import subprocess

@@ -1,7 +1,5 @@
 """An outbox on a disk of which each change fails in turn."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from support.faulty_disk import counts_on, quick_folder

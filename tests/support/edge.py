@@ -1,7 +1,5 @@
 """A cascade without files and networks: a model that repeats its input, a gateway and an outbox in memory."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 import threading

@@ -1,7 +1,5 @@
 """Either tier with both of its V2 addresses, REST and gRPC, on the bundles of one folder."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path

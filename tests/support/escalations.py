@@ -1,7 +1,5 @@
 """Requests as a device escalates them, the gateway's answers, and links that behave as a test says."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any

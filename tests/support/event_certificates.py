@@ -1,7 +1,5 @@
 """The fields of certificates about events."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

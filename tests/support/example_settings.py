@@ -2,8 +2,6 @@
 `reference` writes them.
 """
 
-from __future__ import annotations
-
 import ast
 import inspect
 import re

@@ -1,7 +1,5 @@
 """A base class for executors in measurements and tests, and a pool of one executor."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 from firstline_core.clock import SYSTEM_CLOCK, Clock

@@ -1,7 +1,5 @@
 """Several executors in simulated time, and the dispatcher that gives them batches."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Sequence

@@ -1,7 +1,5 @@
 """Servers behind a gateway, in simulated time: they implement the transport, and answer by the real codec."""
 
-from __future__ import annotations
-
 import asyncio
 
 import numpy as np

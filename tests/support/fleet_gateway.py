@@ -1,7 +1,5 @@
 """A gateway whose fleet connects over a broker, with a store that survives restarts."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path

@@ -4,8 +4,6 @@ A `ForkedProcess` behaves as a `subprocess.Popen` of `python -m MODULE`, which r
 The server executes this file. It has no threads. A child takes its files, environment and folder, and runs the module.
 """
 
-from __future__ import annotations
-
 import atexit
 import gc
 import importlib

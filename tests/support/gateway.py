@@ -1,7 +1,5 @@
 """A real gateway on a loopback port, and fakes of its inner interfaces."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager

@@ -1,7 +1,5 @@
 """gRPC towards a tier in this process, without anybody's generated code."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any

@@ -1,7 +1,5 @@
 """An HTTP server on loopback whose answers come from a function."""
 
-from __future__ import annotations
-
 import ssl
 import threading
 from collections.abc import Callable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """Both ends of TLS: a device with its key, and the certificates that only a test would make."""
 
-from __future__ import annotations
-
 import ssl
 import time
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Pixels as a client sends them: encoded, one image for each row."""
 
-from __future__ import annotations
-
 import io
 import threading
 from typing import Any

@@ -1,7 +1,5 @@
 """ONNX models whose answer to a row depends on the other rows of the batch, or on chance."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

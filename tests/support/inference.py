@@ -1,7 +1,5 @@
 """V2 inference over HTTP."""
 
-from __future__ import annotations
-
 import httpx
 
 from firstline_core.ids import new_request_id

@@ -1,7 +1,5 @@
 """The built wheel in an environment of its own, as users have it."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

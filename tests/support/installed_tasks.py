@@ -1,7 +1,5 @@
 """A distribution with a task, installed into a folder as pip does."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """API keys as the command makes them, in the store of a test's gateway."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager

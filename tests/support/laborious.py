@@ -1,7 +1,5 @@
 """A small ONNX model that takes a chosen time."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

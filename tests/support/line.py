@@ -1,7 +1,5 @@
 """Both tiers as the processes that users start, for tests of a whole module: asked from outside, over real sockets."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import threading

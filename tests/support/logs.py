@@ -1,7 +1,5 @@
 """The log lines of a piece of code, as a collector would get them."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

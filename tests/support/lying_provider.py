@@ -1,7 +1,5 @@
 """A provider of OpenID Connect that can break its promises: in its metadata, its keys and its tokens."""
 
-from __future__ import annotations
-
 import base64
 import json
 import threading

@@ -1,7 +1,5 @@
 """Memory that only the garbage collector would free."""
 
-from __future__ import annotations
-
 import gc
 import tracemalloc
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """A device's side of the protocol over MQTT, by the core's own client."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import replace
 from typing import Self

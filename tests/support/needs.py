@@ -1,7 +1,5 @@
 """What a machine may lack: the test is left out on a developer's, and fails where CI runs it."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from typing import NoReturn

@@ -1,7 +1,5 @@
 """An outbox on a faulty disk, and the checks of the files that a power cut leaves."""
 
-from __future__ import annotations
-
 import random
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Load on a gateway that serves the digits bundle: pictures by number, and what the full model says of each."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 

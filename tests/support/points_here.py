@@ -1,7 +1,5 @@
 """Measures the points of profiles in the test's own process, because to start a process takes longer than a point."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from firstline_core.errors import FirstlineError

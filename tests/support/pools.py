@@ -1,7 +1,5 @@
 """Pools of audits, as a gateway keeps them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from firstline_core.routing import audit

@@ -1,7 +1,5 @@
 """A tier as the process that users start."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Profiles with stated points."""
 
-from __future__ import annotations
-
 from firstline_core.hardware.readings import Absent
 from firstline_core.profile.profile import Point, PointKey, Profile, QueryBytes, distribution
 

@@ -1,7 +1,5 @@
 """Debian's Prometheus with the shipped configuration, which scrapes a gateway of a test often."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

@@ -4,8 +4,6 @@ It works on every kernel and without rights, which `tc netem` does not. It forwa
 whatever runs over TCP; what it does at a moment is its `Network`, and a script changes that over time.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import math

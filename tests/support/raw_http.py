@@ -1,7 +1,5 @@
 """HTTP as bytes on a socket, for requests that no client would send."""
 
-from __future__ import annotations
-
 import asyncio
 import http.client
 import re

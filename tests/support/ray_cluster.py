@@ -3,8 +3,6 @@
 Run as a program it is that process: it says its address as a line of JSON, and does what lines on its input say.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import secrets

@@ -13,8 +13,6 @@ in percent, thresholds and temperatures are the same in every run, and so they m
 all numbers but durations are the same in every run.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import selectors

@@ -4,8 +4,6 @@ These are the example settings of both tiers, four pages of the reference, the t
 and llms.txt, the index of all pages in the form of https://llmstxt.org.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import html

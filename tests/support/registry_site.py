@@ -1,7 +1,5 @@
 """A gateway with a registry on a loopback port, and its publishers' keys."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager

@@ -1,7 +1,5 @@
 """Bundles that tests use, made from small models."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple

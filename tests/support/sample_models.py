@@ -1,7 +1,5 @@
 """ONNX models that tests use, made when a test needs them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Takes the documentation's pictures of the console: `make -C tests pictures`."""
 
-from __future__ import annotations
-
 import io
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """A fleet as a manager may see it, for pictures of the console and for checks of its pages."""
 
-from __future__ import annotations
-
 import random
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """A name with two addresses, of which the first, ::1, never answers."""
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager

@@ -1,7 +1,5 @@
 """A gateway's scheduling under a load, on simulated time: only the model is not the real thing."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Small models in a folder that changes, on both tiers in this process."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

@@ -1,7 +1,5 @@
 """A gateway's SQLite store at work on a faulty disk, and what must hold of whatever a power cut leaves of it."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Models of a table: the edge model reads one column, the full model also a second one and a column of strings."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

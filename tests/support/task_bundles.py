@@ -1,7 +1,5 @@
 """A tiny bundle of each task, with a request for it and its answer."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A gateway with TLS and, if wanted, its Mosquitto, as an operator sets them up, for devices that join them."""
 
-from __future__ import annotations
-
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager

@@ -1,7 +1,5 @@
 """A device's updates on a disk of which each change fails in turn, or which loses power after any of them."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Waits for a condition that gives no signal, for example one in another process."""
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import time

@@ -1,7 +1,5 @@
 """A receiver of webhooks on a free loopback port, which verifies signatures and can refuse messages."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import hmac

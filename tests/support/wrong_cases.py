@@ -1,7 +1,5 @@
 """The table of wrong inputs by area, as users make them."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections.abc import Mapping, Sequence

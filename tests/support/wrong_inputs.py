@@ -1,7 +1,5 @@
 """Runs wrong inputs, commands and requests, against real programs, and returns the message that each gets."""
 
-from __future__ import annotations
-
 import asyncio
 import io
 import json

@@ -1,7 +1,5 @@
 """Writes the page of wrong inputs and their messages: `make -C tests wrong-inputs`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from tempfile import TemporaryDirectory
 

@@ -1,7 +1,5 @@
 """YAML files of the checkout, read with libyaml if PyYAML has it: in a tenth of the time."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

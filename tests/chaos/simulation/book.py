@@ -1,7 +1,5 @@
 """Who asked what, and what became of it: what must hold whatever happens, checked as it happens."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 import sqlite3

@@ -1,7 +1,5 @@
 """A device with one core, on simulated time."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 The group-commit writer groups and commits as it does in its thread, but on the timers of the simulated loop.
 """
 
-from __future__ import annotations
-
 import asyncio
 import sqlite3
 from collections.abc import Callable

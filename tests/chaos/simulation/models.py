@@ -3,8 +3,6 @@
 One has a certificate, one has none, and that of the third was made for another full model, so it is void.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

@@ -4,8 +4,6 @@ It implements `firstline_edge.cloud.link.Link`, so that the agent's own chain, b
 side answers with what the full model said of the same row when the pool was collected.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """What a seed means: five minutes of traffic, and all that goes wrong in them."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The judgement on drawn fleets: a few of the rollouts that `make -C bench fleet` has by the thousand."""
 
-from __future__ import annotations
-
 import pytest
 
 from bench.fleet.alarms import alarmed

@@ -1,7 +1,5 @@
 """A fleet whose gateway comes back lets it live: `make stampede` with a tenth of the devices."""
 
-from __future__ import annotations
-
 import pytest
 
 from bench.simulation.fleet import Fleet, Seen, come_back

@@ -1,7 +1,5 @@
 """The parts of the hardware benchmark: each is there, tells what it ran, and leaves the others as they were."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

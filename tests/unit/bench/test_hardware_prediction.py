@@ -1,7 +1,5 @@
 """What the prediction's benchmark tells: medians over rounds, of each run against the profiles around it."""
 
-from __future__ import annotations
-
 from bench.hardware.prediction import Round, Trial, figures
 
 

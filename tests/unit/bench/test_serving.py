@@ -1,7 +1,5 @@
 """Figures of the speed benchmark are made of its samples as they say, and its bodies are what servers understand."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

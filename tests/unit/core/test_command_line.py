@@ -1,7 +1,5 @@
 """The parsers of both tiers: examples, mistyped words, and help without large packages."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

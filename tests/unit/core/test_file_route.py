@@ -1,7 +1,5 @@
 """Requests of the file route, and their answers as JSON and as pictures."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import time
 from uuid import RFC_4122, UUID
 

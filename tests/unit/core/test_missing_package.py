@@ -1,7 +1,5 @@
 """Each program names the extra that installs a missing package."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from importlib.metadata import version

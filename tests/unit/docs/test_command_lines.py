@@ -3,8 +3,6 @@
 The programs' own parsers read them, and nothing is done. Pages that can be followed are, in tests/e2e.
 """
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import io

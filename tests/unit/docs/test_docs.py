@@ -1,7 +1,5 @@
 """The pages name what there is: every reason, error, metric, setting and step, and figures as they were measured."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from pathlib import Path

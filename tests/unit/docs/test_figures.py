@@ -1,7 +1,5 @@
 """Pages tell what was measured, and a missed aim is listed and explained on the page about performance."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The maps of the code: packages' docstrings name every module once, and pages name places that exist."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The example settings and the reference of settings and commands are those that the code has."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import msgspec

@@ -1,7 +1,5 @@
 """The pages on reliability have a place for everything that was measured, and explain what falls short."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

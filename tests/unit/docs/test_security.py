@@ -1,7 +1,5 @@
 """SECURITY.md names limits that hold, files that are there, and targets and settings that can be used."""
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path

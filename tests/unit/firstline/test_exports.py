@@ -1,7 +1,5 @@
 """What applications import: all of it, and nothing by accident."""
 
-from __future__ import annotations
-
 import inspect
 import types
 import typing

@@ -1,7 +1,5 @@
 """The audit log in the store: one chain for all writers, in the transaction of the recorded change."""
 
-from __future__ import annotations
-
 import stat
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing

@@ -1,7 +1,5 @@
 """A periodic task: it goes on after failures, logs each failure once, and can be woken."""
 
-from __future__ import annotations
-
 import asyncio
 
 from support.logs import captured_lines

@@ -1,7 +1,5 @@
 """Examples of the guards' advice and of the controller's steps down and up."""
 
-from __future__ import annotations
-
 import math
 from itertools import pairwise
 

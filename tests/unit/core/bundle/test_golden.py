@@ -1,7 +1,5 @@
 """Golden answers: file format and comparison."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Trusted metadata of a device: each attack has its own error, and the earlier metadata stays."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -3,8 +3,6 @@
 The suite itself is `make tuf-conformance`; these are some of its cases on the client that devices run.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from urllib.parse import quote
 

@@ -1,7 +1,5 @@
 """Fleet-managed settings: which keys a document can set."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Selectors of devices by tags."""
 
-from __future__ import annotations
-
 import pytest
 
 from firstline_core.errors import RequestError

@@ -1,7 +1,5 @@
 """Signed targets: their custom fields, and the files that a device fetches."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The documents of a device's twin: strict validation, and compatibility with newer writers."""
 
-from __future__ import annotations
-
 import math
 from datetime import UTC, datetime
 from pathlib import Path

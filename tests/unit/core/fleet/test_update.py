@@ -1,7 +1,5 @@
 """The states of an update and their transitions."""
 
-from __future__ import annotations
-
 import pytest
 
 from firstline_core.fleet.update import ENDED, FOLLOWERS, UNSUCCESSFUL, UpdateState, may_follow

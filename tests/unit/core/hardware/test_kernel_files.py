@@ -1,7 +1,5 @@
 """Empty, malformed and unreadable files of drivers give a reason, never an exception."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

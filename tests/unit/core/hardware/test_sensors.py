@@ -1,7 +1,5 @@
 """The sensors of real boards, recorded as text in `tests/data/boards`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The catalogue: described from boards' files, measured on this machine, and encoded in bounded JSON."""
 
-from __future__ import annotations
-
 import threading
 from pathlib import Path
 

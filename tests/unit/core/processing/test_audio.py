@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import struct
 import sys
 from typing import Any

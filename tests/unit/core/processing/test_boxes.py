@@ -1,7 +1,5 @@
 """Decoders of detectors, suppression and the canonical outputs."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

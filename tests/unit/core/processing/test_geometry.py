@@ -1,7 +1,5 @@
 """Boxes are mapped back to where they were in the upright original image."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

@@ -1,7 +1,5 @@
 """Maps of classes: models' grids, the frame of masks, and images."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Steps hold no more memory than is counted before they run."""
 
-from __future__ import annotations
-
 import tracemalloc
 from collections.abc import Callable
 from typing import Any, get_args

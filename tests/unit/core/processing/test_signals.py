@@ -1,7 +1,5 @@
 """Steps for signals give what scipy gives."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Profile files: concurrent writers, unreadable files, and refusing disks."""
 
-from __future__ import annotations
-
 import multiprocessing
 from pathlib import Path
 

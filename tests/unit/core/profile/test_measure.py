@@ -1,7 +1,5 @@
 """Profiles measured by real runs of small models; the first of them in a process of its own."""
 
-from __future__ import annotations
-
 import dataclasses
 import time
 from pathlib import Path

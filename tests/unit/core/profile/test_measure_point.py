@@ -1,7 +1,5 @@
 """One point, measured on machines where something is missing."""
 
-from __future__ import annotations
-
 import io
 from pathlib import Path
 from types import SimpleNamespace

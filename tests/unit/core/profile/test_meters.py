@@ -1,7 +1,5 @@
 """The energy of a query: counted, from the power of the whole device, or modelled by a stated cost."""
 
-from __future__ import annotations
-
 from contextlib import ExitStack
 from pathlib import Path
 

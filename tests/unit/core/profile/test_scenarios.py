@@ -1,7 +1,5 @@
 """Queries under load, on a simulated clock."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

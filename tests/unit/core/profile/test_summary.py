@@ -1,7 +1,5 @@
 """A profile as text."""
 
-from __future__ import annotations
-
 from msgspec.structs import replace
 from support.profiles import point, profile
 

@@ -1,7 +1,5 @@
 """An answer in V2 parameters."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

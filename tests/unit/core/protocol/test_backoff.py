@@ -1,7 +1,5 @@
 """Waits between tries: how long at most, and never alike."""
 
-from __future__ import annotations
-
 import random
 
 from firstline_core.protocol.backoff import full_jitter_s

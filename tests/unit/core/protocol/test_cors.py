@@ -1,7 +1,5 @@
 """Web pages that call from a browser: the same answers as Starlette's middleware gives."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import httpx

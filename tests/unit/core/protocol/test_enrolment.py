@@ -1,7 +1,5 @@
 """What the join token and the names of certificates look like, and what is refused."""
 
-from __future__ import annotations
-
 import base64
 import datetime
 import hashlib

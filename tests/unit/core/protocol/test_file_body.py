@@ -1,7 +1,5 @@
 """Bodies of the file route: files, multipart forms, and JSON with files in base64."""
 
-from __future__ import annotations
-
 import base64
 import json
 

@@ -1,7 +1,5 @@
 """Inference by file: a file as the body, labels in the answer."""
 
-from __future__ import annotations
-
 import threading
 from typing import Any
 

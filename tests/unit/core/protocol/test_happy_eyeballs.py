@@ -1,7 +1,5 @@
 """Clients of a name whose first address is silent: all of them reach the second one in well below a second."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import time

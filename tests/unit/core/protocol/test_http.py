@@ -1,7 +1,5 @@
 """V2 over HTTP without a framework, against a data plane in memory."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import threading

@@ -1,7 +1,5 @@
 """The client, over httpx's own transport and over the gateway's, against servers on loopback with scripted answers."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import inspect

@@ -1,7 +1,5 @@
 """Loopback hosts: reached from this machine only."""
 
-from __future__ import annotations
-
 import pytest
 
 from firstline_core.protocol.loopback import is_loopback

@@ -1,7 +1,5 @@
 """One MQTT connection against a broker that says what a real one rarely does, byte by byte."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import re

@@ -1,7 +1,5 @@
 """Requests and responses to and from bytes; the fixtures are what tritonclient 2.x puts on the wire."""
 
-from __future__ import annotations
-
 import math
 import time
 from typing import Any

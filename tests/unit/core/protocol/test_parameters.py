@@ -1,7 +1,5 @@
 """An audit's note and a contract's notice, as V2 parameters."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

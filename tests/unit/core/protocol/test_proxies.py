@@ -1,7 +1,5 @@
 """Which proxy the environment names for a server, and what happens with variables that cannot be used."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

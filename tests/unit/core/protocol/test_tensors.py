@@ -1,7 +1,5 @@
 """One tensor in JSON and in raw bytes: what fits its shape and datatype, and what does not."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Battery, heat and a metered link raise the price of resources."""
 
-from __future__ import annotations
-
 import pytest
 
 from firstline_core.routing.account import NO_MARKUP, Conditions, markup

@@ -1,7 +1,5 @@
 """Budgets over simulated days: held within 5 %, whatever the traffic, and used for what is worth most."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

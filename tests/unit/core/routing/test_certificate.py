@@ -1,7 +1,5 @@
 """What a variant's certificate says, and what voids it."""
 
-from __future__ import annotations
-
 import math
 
 import msgspec

@@ -1,7 +1,5 @@
 """What holds for every runtime, and the casts of inputs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path

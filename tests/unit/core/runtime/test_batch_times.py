@@ -1,7 +1,5 @@
 """Learned durations of batches."""
 
-from __future__ import annotations
-
 import pytest
 
 from firstline_core.runtime.batch_times import BatchTimes, LoopTimes

@@ -1,7 +1,5 @@
 """What queries free stays for the next ones; what a model frees goes back when that is asked for."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

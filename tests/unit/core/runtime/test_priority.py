@@ -1,7 +1,5 @@
 """Processes and threads that give way to others."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The group-commit writer: shared commits, failures that stay alone, and an end that answers everyone."""
 
-from __future__ import annotations
-
 import sqlite3
 import threading
 from collections.abc import Iterator

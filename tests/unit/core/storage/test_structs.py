@@ -1,7 +1,5 @@
 """What is read from other processes is bounded, typed, and of a format that is known."""
 
-from __future__ import annotations
-
 import pytest
 from msgspec import Struct
 

@@ -1,7 +1,5 @@
 """Decisions, events and figures of anomaly models."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

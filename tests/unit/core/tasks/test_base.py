@@ -1,7 +1,5 @@
 """What holds for the outputs of every task."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Classification: the checks of a classifier's outputs, scores, features and comparisons."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Answers for people."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from firstline_core.tasks import describe

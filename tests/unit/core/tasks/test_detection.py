@@ -1,7 +1,5 @@
 """Scores, losses and events of detectors."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Embeddings and their neighbours."""
 
-from __future__ import annotations
-
 import io
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The functions of tasks in the field, also of those that fail."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from support.logs import captured_lines

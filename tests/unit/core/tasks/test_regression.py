@@ -1,7 +1,5 @@
 """Tolerances, scores and figures of regression models."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

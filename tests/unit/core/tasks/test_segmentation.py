@@ -1,7 +1,5 @@
 """Losses, scores and events of masks."""
 
-from __future__ import annotations
-
 import base64
 import io
 from typing import Any

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from support.answers import answered
 
 from firstline_core.errors import QueueFullError

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from firstline_core.telemetry.trace import from_lines, received, restored

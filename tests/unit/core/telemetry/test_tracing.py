@@ -1,7 +1,5 @@
 """Spans: sampled by the caller or by chance, exported with their parents, and exemplars of latencies."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Numbers and times for people."""
 
-from __future__ import annotations
-
 import pytest
 
 from firstline_core.telemetry.wording import rounded, time_text

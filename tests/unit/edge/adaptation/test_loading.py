@@ -1,7 +1,5 @@
 """A ladder with a profile: its times, memory and energy decide which variant answers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Several variants of one bundle: their ladder, the choice for a request, and unloading."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 from collections.abc import AsyncIterator

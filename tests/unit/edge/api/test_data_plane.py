@@ -1,7 +1,5 @@
 """The admission queue in a burst of requests: their order, and which are refused."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

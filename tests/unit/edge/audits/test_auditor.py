@@ -1,7 +1,5 @@
 """Audits: which edge answers are drawn, what is sent, and what is counted."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import random

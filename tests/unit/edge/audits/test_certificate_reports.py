@@ -1,7 +1,5 @@
 """What the metrics show of the certificates."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The effects of an alarm on a certificate, and the state that survives a restart."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 from collections.abc import AsyncIterator, Callable

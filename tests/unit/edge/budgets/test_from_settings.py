@@ -1,7 +1,5 @@
 """Budgets from the settings; they continue after a restart."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

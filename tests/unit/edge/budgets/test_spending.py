@@ -1,7 +1,5 @@
 """The spending of a device: reserved before a request, settled by counted bytes, and stored over restarts."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from pathlib import Path

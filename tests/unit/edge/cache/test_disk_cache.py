@@ -1,7 +1,5 @@
 """The cache on disk: private, bounded, and lost without harm."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import pickle

@@ -1,7 +1,5 @@
 """The filter of keys: it forgets none, and holds few others."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 

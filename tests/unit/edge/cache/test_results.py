@@ -1,7 +1,5 @@
 """The result cache in memory: outputs are unchanged, and bounded in bytes and in time."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The cascade, decision by decision: the tier, the fields of the answer, and the requests sent."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """The cascade on a budget: which calls are denied, which are free, and how answers report it."""
 
-from __future__ import annotations
-
 import pytest
 from support.budgets import COST_BYTES, limited_spending, spent
 from support.edge import SURE, UNSURE, MakeScene, Scene, answer_of, request

@@ -1,7 +1,5 @@
 """The policy that the device chose, at work in the cascade."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import replace

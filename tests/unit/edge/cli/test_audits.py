@@ -1,7 +1,5 @@
 """Audits in the output of status, doctor and explain, and the table for a new certificate."""
 
-from __future__ import annotations
-
 import csv
 import json
 from pathlib import Path

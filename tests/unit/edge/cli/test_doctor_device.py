@@ -1,7 +1,5 @@
 """Doctor's checks of the device: sensors, heat limit, providers, and the fleet."""
 
-from __future__ import annotations
-
 import threading
 from pathlib import Path
 from typing import Any

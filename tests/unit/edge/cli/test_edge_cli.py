@@ -1,7 +1,5 @@
 """The commands: what they print, and the exit codes that their help promises."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import json

@@ -1,7 +1,5 @@
 """The first configuration of a device: twelve lines, valid, and never written over another."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """The link of a plan: from options, else from the running agent's calls, else unknown."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A link that becomes slow and quick again: requests that would be late are held back, and later sent again."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import random

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from support.logs import captured_lines
 
 from firstline_core.clock import SimulatedClock

@@ -1,7 +1,5 @@
 """A device of a fleet: the limit on escalations, counted starts, counts of answers, and the twin."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections.abc import Callable

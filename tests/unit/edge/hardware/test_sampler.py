@@ -1,7 +1,5 @@
 """Reading sensors while requests are served, with drivers that may hang."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 import threading

@@ -1,7 +1,5 @@
 """A refused survey process or a hanging driver affects nothing else."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import subprocess

@@ -1,7 +1,5 @@
 """Keys, files, credentials and renewal of a device, without a gateway."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import fcntl

@@ -1,7 +1,5 @@
 """The time floor: a clock that was never set, one that is far ahead, and the time of gateways."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

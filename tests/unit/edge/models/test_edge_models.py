@@ -1,7 +1,5 @@
 """The loaded models: real bundles, one without its runtime's file, and folders without a bundle."""
 
-from __future__ import annotations
-
 import math
 import shutil
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Profiles of models before they are loaded: used if valid, ignored otherwise, never fatal."""
 
-from __future__ import annotations
-
 import math
 import shutil
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The expected wait for a thread, by the expected times of earlier calls."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 

@@ -1,7 +1,5 @@
 """The rate of deliveries: slow at first, then adapted to the delay that they cause."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

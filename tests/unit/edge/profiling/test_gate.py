@@ -1,7 +1,5 @@
 """Measuring waits for heat, battery, memory and requests, reports why, and continues."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Profile requests: in order, until the gateway has the profile."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections.abc import AsyncIterator, Callable

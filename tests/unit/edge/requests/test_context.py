@@ -1,7 +1,5 @@
 """Answers made of rows, corrections put into them, and the file form of a row's output."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Equal work runs once; a caller that leaves or fails does not affect the others."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 

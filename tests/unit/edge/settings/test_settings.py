@@ -1,7 +1,5 @@
 """The agent's settings: the example shows every default, and invalid settings are explained."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

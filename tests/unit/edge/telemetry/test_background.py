@@ -1,7 +1,5 @@
 """Background tasks, and the problem that is reported when one ends."""
 
-from __future__ import annotations
-
 import asyncio
 from functools import partial
 from pathlib import Path

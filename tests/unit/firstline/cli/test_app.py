@@ -1,7 +1,5 @@
 """All commands: their help, their examples, and what a mistyped one says."""
 
-from __future__ import annotations
-
 import shlex
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Contexts, and the order of flag, environment and context."""
 
-from __future__ import annotations
-
 import stat
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`firstline infer` with the models of a bundle."""
 
-from __future__ import annotations
-
 import json
 import zipfile
 from functools import partial

@@ -1,7 +1,5 @@
 """`firstline pair` from the command line."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

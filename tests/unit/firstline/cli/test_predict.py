@@ -1,7 +1,5 @@
 """`firstline profile predict`: a mixed load on a machine whose profile is stated."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`firstline profile create` and `edge-agent profile create`: the place of the profile, and the output."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """Messages while a device measures."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import msgspec

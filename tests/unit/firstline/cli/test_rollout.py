@@ -1,7 +1,5 @@
 """`firstline rollout watch` through a gateway's restart."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import cast
 

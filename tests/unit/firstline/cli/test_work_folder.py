@@ -1,7 +1,5 @@
 """The folder of a long command goes with it, whatever ends it."""
 
-from __future__ import annotations
-
 import os
 import signal
 import tempfile

@@ -1,7 +1,5 @@
 """Following an answer over a server that streams, breaks off, refuses or says nonsense."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Iterator
 from itertools import pairwise

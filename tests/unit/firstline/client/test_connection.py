@@ -1,7 +1,5 @@
 """Connections of the clients: one's own in each process and event loop, and none that carried a wrong answer."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import subprocess

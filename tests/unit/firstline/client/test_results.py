@@ -1,7 +1,5 @@
 """Typed answers."""
 
-from __future__ import annotations
-
 import base64
 import struct
 from io import BytesIO

@@ -1,7 +1,5 @@
 """Access to the console: host, origin, session, and the rate limit of passwords."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import httpx

@@ -1,7 +1,5 @@
 """Sign-in by password and by the claims of an identity provider."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

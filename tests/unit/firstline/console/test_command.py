@@ -1,7 +1,5 @@
 """`firstline console` on the command line: refusals, and missing packages."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess

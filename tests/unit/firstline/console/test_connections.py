@@ -1,7 +1,5 @@
 """Connections of strangers to the console, over a real socket."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Iterator

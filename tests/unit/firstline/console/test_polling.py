@@ -1,7 +1,5 @@
 """The gateway is asked at a bounded pace, however many pages ask; and what is old says how old."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from typing import Any, cast

@@ -1,7 +1,5 @@
 """The console is open only to the configured users."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Signing in and out, with the limit on wrong passwords."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path

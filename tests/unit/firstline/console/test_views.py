@@ -1,7 +1,5 @@
 """What the pages say, from what the gateway answers."""
 
-from __future__ import annotations
-
 from typing import cast
 
 import msgspec

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from firstline.demo.scenario import KINDS, CertifiedResult, Record, percentiles_ms, summarise

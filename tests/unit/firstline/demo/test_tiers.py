@@ -1,7 +1,5 @@
 """Tiers that end on their own, and folders without room."""
 
-from __future__ import annotations
-
 import asyncio
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """Exports of the audit log verify without the gateway, and show any change."""
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Callable
 from io import StringIO

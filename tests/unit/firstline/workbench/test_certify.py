@@ -1,7 +1,5 @@
 """`firstline certify` on bundles, tables of scores and audits, and the contracts that it proves."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import replace
 from functools import partial

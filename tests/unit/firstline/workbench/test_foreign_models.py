@@ -1,7 +1,5 @@
 """Model files as exporters write them: datatypes, names and axes that a bundle takes, or refuses with a remedy."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

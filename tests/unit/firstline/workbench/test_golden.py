@@ -1,7 +1,5 @@
 """Golden answers of a bundle that is made: of images and of tensors, and never more than a device reads."""
 
-from __future__ import annotations
-
 import zipfile
 from pathlib import Path
 

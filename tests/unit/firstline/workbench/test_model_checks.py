@@ -1,7 +1,5 @@
 """A quantised input fed with what it cannot hold: said when the bundle is made, with the step that fits."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

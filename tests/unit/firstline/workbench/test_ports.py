@@ -1,7 +1,5 @@
 """Outputs of model files that are not one probability for each label: chosen, completed, or refused with advice."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Promises about the events of a detector: what is certified, what is refused, and what is said about the rest."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path

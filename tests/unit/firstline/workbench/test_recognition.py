@@ -1,7 +1,5 @@
 """Models of several exporters: the family is recognised, and its steps give the known object."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Commands on models whose answer to a row depends on other rows or on chance."""
 
-from __future__ import annotations
-
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a part of the rows decides, the others cannot change."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

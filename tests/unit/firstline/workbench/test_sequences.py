@@ -1,7 +1,5 @@
 """Signs that the images of a folder are frames of sequences."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

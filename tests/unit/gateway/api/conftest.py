@@ -1,7 +1,5 @@
 """What the tests of the gateway's API share."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """From an API key or a certificate to a caller, and what it may do."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from pathlib import Path
 

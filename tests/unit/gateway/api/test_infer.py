@@ -1,7 +1,5 @@
 """Inference over HTTP, without a server."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Which bytes a Range means: against a slow reading of RFC 9110."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """The refusal of requests that are not read."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The broker's configuration as text, and what the settings make of it."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 from pathlib import Path, PurePosixPath

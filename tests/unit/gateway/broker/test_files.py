@@ -1,7 +1,5 @@
 """The broker's folder: what a broker that runs as another user needs of it."""
 
-from __future__ import annotations
-
 import base64
 import os
 import stat

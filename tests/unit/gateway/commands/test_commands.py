@@ -1,7 +1,5 @@
 """The commands for keys and the authority, as an operator types them."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

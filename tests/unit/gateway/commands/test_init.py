@@ -1,7 +1,5 @@
 """The first configuration of a gateway: twelve lines, valid, and never written over another."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import tomllib

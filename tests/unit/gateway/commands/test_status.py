@@ -1,7 +1,5 @@
 """Reports about several executors: in the log, the API and the command."""
 
-from __future__ import annotations
-
 import re
 
 import orjson

@@ -1,7 +1,5 @@
 """The devices that sent requests within the last hour."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 

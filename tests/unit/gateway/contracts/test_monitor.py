@@ -1,7 +1,5 @@
 """The contracts of what a gateway serves: counted audits, alarms, and notices to devices."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import itertools

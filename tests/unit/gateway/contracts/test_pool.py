@@ -1,7 +1,5 @@
 """One pool of audits, and which notes it takes."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What outlives the gateway's process of contracts."""
 
-from __future__ import annotations
-
 import pytest
 from sqlalchemy import text
 from support.pools import KEY, NOW_S, OTHER, pool_of

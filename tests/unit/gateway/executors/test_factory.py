@@ -1,7 +1,5 @@
 """Which models the executors of the settings get, and which are loaded for them."""
 
-from __future__ import annotations
-
 import pytest
 from support.gateway import DIGITS
 

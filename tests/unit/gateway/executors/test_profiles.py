@@ -1,7 +1,5 @@
 """How long an executor's batches take, by a profile of its machine."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

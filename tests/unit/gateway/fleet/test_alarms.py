@@ -1,7 +1,5 @@
 """Alarms that devices report by requests and by telemetry: each is one alarm, on every replica and after a restart."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Iterator
 

@@ -1,7 +1,5 @@
 """Promises that have ended: stored once, in order, and bounded."""
 
-from __future__ import annotations
-
 import pytest
 
 from firstline_core.fleet.telemetry import EndedPromise

@@ -1,7 +1,5 @@
 """Devices in the store: presence, desired documents, tags, and late messages."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

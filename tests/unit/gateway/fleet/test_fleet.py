@@ -1,7 +1,5 @@
 """Reports of devices, also to replicas that share a store, and the brake."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Metrics of all devices together: presence, problems and extremes, with a bounded number of series."""
 
-from __future__ import annotations
-
 import pytest
 from sqlalchemy import event
 

@@ -1,7 +1,5 @@
 """The state of the fleet at one moment."""
 
-from __future__ import annotations
-
 from itertools import product
 
 from sqlalchemy import insert, text

@@ -1,7 +1,5 @@
 """Answers by tier over time: added up in memory and stored once."""
 
-from __future__ import annotations
-
 from firstline_core.fleet.rest import TierCounts
 from firstline_core.fleet.telemetry import ModelCounts
 from firstline_gateway.fleet import tiers

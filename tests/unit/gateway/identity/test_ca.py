@@ -1,7 +1,5 @@
 """What the authority signs and what it does not, and its files through every exchange."""
 
-from __future__ import annotations
-
 import errno
 import os
 import stat

@@ -1,7 +1,5 @@
 """A proxy's word about a certificate: from whom it counts, in which forms, and what it has to be."""
 
-from __future__ import annotations
-
 import base64
 from urllib.parse import quote
 

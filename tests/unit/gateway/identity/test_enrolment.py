@@ -1,7 +1,5 @@
 """Invited, enrolled, renewed, revoked: the same on both databases, several at a time included."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing

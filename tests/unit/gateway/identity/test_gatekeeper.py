@@ -1,7 +1,5 @@
 """Token buckets: bursts, refilling, and keys that do not disturb each other."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

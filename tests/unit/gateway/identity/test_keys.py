@@ -1,7 +1,5 @@
 """API keys in the store, on both databases."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path

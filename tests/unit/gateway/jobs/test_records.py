@@ -1,7 +1,5 @@
 """What is kept of jobs is known without counting them, on either database."""
 
-from __future__ import annotations
-
 import random
 import threading
 from collections import Counter

@@ -1,7 +1,5 @@
 """Bundles that come from the registry: whole, checked, and without a pause of the event loop."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import threading

@@ -1,7 +1,5 @@
 """Profile requests: each stands until its profile is uploaded or it is cancelled."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """Profiles in the store: the newest of each place, limited versions, deleted with their device."""
 
-from __future__ import annotations
-
 from msgspec.structs import replace
 from support.profiles import profile
 

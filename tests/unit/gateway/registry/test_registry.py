@@ -1,7 +1,5 @@
 """The registry on either database: what is renewed in time, what is warned of, how files are kept."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import os

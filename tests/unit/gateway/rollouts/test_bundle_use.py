@@ -1,7 +1,5 @@
 """Targets that rollouts still need, and the refusal to remove them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The commands of a rollout: allowed states, refusals, and consequences."""
 
-from __future__ import annotations
-
 from itertools import product
 
 import pytest

@@ -1,7 +1,5 @@
 """The subject of a rollout in a device's documents."""
 
-from __future__ import annotations
-
 import msgspec
 import pytest
 from msgspec.structs import asdict

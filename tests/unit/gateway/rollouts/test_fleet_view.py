@@ -1,7 +1,5 @@
 """A rollout reads only the documents of its fleet that have changed."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Devices that join the fleet after a rollout are offered its version."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 

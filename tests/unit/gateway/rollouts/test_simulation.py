@@ -1,7 +1,5 @@
 """Simulated devices under the real engine and store: what is good comes through, what is bad is stopped."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

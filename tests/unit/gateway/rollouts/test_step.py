@@ -1,7 +1,5 @@
 """One step of a rollout, with simulated reports of devices."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Iterable, Mapping

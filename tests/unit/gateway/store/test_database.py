@@ -1,7 +1,5 @@
 """The store's database: one schema on SQLite and PostgreSQL, transactions, and refusals in sentences."""
 
-from __future__ import annotations
-
 import errno
 import importlib
 import os

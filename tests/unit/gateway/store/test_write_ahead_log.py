@@ -1,7 +1,5 @@
 """Damage to the store's log: found if acknowledged commits are behind it, and not mistaken for a power cut."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import sqlite3

@@ -1,7 +1,5 @@
 """Messages of webhooks: signing keys, and the example of the specification."""
 
-from __future__ import annotations
-
 import base64
 from pathlib import Path
 

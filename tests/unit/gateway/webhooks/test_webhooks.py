@@ -1,7 +1,5 @@
 """Webhooks: signed messages of the audit log, in order and at least once, to a real receiver on loopback."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import struct

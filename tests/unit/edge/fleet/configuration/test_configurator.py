@@ -1,7 +1,5 @@
 """Updates of the configuration: fetched, verified, bounded, tried, committed or rolled back, also after power cuts."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import AsyncIterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A configuration over the device's own settings."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The state of a model or of the configuration: what may follow, and the file that holds it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

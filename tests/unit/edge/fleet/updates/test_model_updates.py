@@ -1,7 +1,5 @@
 """Updates of a model: download, refusal, trial, rollback, damaged files, and a disk that refuses writes."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import os

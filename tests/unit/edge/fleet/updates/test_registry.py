@@ -1,7 +1,5 @@
 """The registry of the gateway: metadata that is verified in a separate process, and its failures."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """The states of an update: the requests, and what the desired state means for an update."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from pathlib import Path

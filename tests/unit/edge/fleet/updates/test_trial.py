@@ -1,7 +1,5 @@
 """The self-test of a model before its trial."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Iterator
 from pathlib import Path

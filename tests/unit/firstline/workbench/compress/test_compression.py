@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import shutil
 from functools import partial
 from hashlib import sha256

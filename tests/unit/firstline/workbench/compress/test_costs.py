@@ -1,7 +1,5 @@
 """Costs on another machine: read from its profile."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Certificates of several candidates together, and images that do not fit."""
 
-from __future__ import annotations
-
 import shutil
 import tracemalloc
 from dataclasses import replace

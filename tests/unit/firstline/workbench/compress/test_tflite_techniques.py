@@ -1,7 +1,5 @@
 """TFLite models in other number formats, made and run."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The comparison of both models before use, and proposed operating scores."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """The labels of a pair, and the steps from each model's own classes to them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

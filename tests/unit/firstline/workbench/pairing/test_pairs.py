@@ -1,7 +1,5 @@
 """Pairs of models of different exporters, without labels: none is read wrongly, and few need a person's choice."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Backups: of either database, restored into either, whole or not at all, and never over anything."""
 
-from __future__ import annotations
-
 import stat
 import zipfile
 from collections.abc import Callable

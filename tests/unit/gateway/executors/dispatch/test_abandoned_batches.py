@@ -1,7 +1,5 @@
 """Attempts on one executor: the slot of an abandoned one, and unexpected errors."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from typing import cast

@@ -1,7 +1,5 @@
 """Several executors for a model, in simulated time: shares, budgets, one that degrades, hangs, fails and comes back."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import itertools

@@ -1,7 +1,5 @@
 """When work is done in lanes side by side, against placing batch after batch where each is done first."""
 
-from __future__ import annotations
-
 import doctest
 
 import pytest

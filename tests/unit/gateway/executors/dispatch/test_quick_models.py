@@ -1,7 +1,5 @@
 """Small models on the event loop next to several executors: their time counts, and failed batches move on."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Awaitable
 from typing import TypeVar, cast

@@ -1,7 +1,5 @@
 """What any server of V2 is asked and believed, with the bundle's processing here."""
 
-from __future__ import annotations
-
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path

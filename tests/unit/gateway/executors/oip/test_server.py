@@ -1,7 +1,5 @@
 """Servers as executors of the pool, in simulated time: choice, retries, hedges, ejection, deadlines, readiness."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import threading

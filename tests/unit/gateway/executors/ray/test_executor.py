@@ -1,7 +1,5 @@
 """The engine on a Ray cluster, in simulated time: deploying, retries, deadlines, readiness, what is believed."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from dataclasses import replace

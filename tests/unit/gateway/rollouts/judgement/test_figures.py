@@ -1,7 +1,5 @@
 """The figures of devices that are compared."""
 
-from __future__ import annotations
-
 import math
 
 import msgspec

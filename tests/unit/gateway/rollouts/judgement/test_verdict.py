@@ -1,7 +1,5 @@
 """Verdicts on stages: each rule aborts, and missing data holds."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import replace

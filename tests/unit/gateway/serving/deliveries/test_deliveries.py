@@ -1,7 +1,5 @@
 """Deliveries take effect once: what is recorded, what a repeat gets, and what is forgotten when."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Callable
 

@@ -1,7 +1,5 @@
 """Quick models on the event loop: batches of the requests of one turn, which do not block the loop."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Mapping, Sequence
 

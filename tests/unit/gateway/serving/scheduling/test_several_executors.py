@@ -3,8 +3,6 @@
 Batches gain by size here, as those of most models: two executors are no slower than the better one alone.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections.abc import Sequence

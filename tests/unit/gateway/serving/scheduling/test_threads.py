@@ -1,7 +1,5 @@
 """What runs next if every thread is busy: it is decided when a thread becomes free."""
 
-from __future__ import annotations
-
 import asyncio
 import queue
 import threading
