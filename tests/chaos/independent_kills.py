@@ -151,10 +151,7 @@ def alike(one: Scores, other: Scores) -> bool:
 
 
 def count(
-    report: Report,
-    acknowledged: Mapping[str, int],
-    found: Mapping[str, Found | None],
-    right: Mapping[int, Scores],
+    report: Report, acknowledged: Mapping[str, int], found: Mapping[str, Found | None], right: Mapping[int, Scores]
 ) -> None:
     """Counts the ends of acknowledged requests.
 

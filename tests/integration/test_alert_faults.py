@@ -378,9 +378,4 @@ async def faults_of_the_gateway(site: Site, monkeypatch: pytest.MonkeyPatch) -> 
     await site.fires("FirstlineGatewayDown")
     (site.folder / "key").write_text(key)
     await site.clears("FirstlineGatewayDown")
-    return {
-        "FirstlineMetadataExpiry",
-        "FirstlineBrokerDisconnected",
-        "FirstlineStoreDown",
-        "FirstlineGatewayDown",
-    }
+    return {"FirstlineMetadataExpiry", "FirstlineBrokerDisconnected", "FirstlineStoreDown", "FirstlineGatewayDown"}

@@ -82,11 +82,7 @@ def test_stopping_a_server_ends_its_child_processes(tmp_path: Path) -> None:
         f"h.HTTPServer(('127.0.0.1', {port}), h.SimpleHTTPRequestHandler).serve_forever()\n"
     )
     with started(
-        [sys.executable, "-c", script],
-        port=port,
-        on=cores()[0],
-        log=tmp_path / "log",
-        answers=_listens,
+        [sys.executable, "-c", script], port=port, on=cores()[0], log=tmp_path / "log", answers=_listens
     ) as server:
         assert len(marked(server.mark)) == 2
         assert server.rss_mb() > 5

@@ -285,10 +285,7 @@ async def test_unexpected_errors_reveal_no_details(tmp_path: Path, monkeypatch: 
     async def broken(_cascade: Cascade, _context: RequestContext) -> InferResponse:
         raise ZeroDivisionError("secret detail")
 
-    async with (
-        serving_agent(edge_settings(tmp_path / "state")) as (_, url),
-        httpx.AsyncClient(base_url=url) as http,
-    ):
+    async with serving_agent(edge_settings(tmp_path / "state")) as (_, url), httpx.AsyncClient(base_url=url) as http:
         monkeypatch.setattr(Cascade, "infer", broken)
         reply = await http.post(SHORT, content=scan())
         assert (reply.status_code, reply.json()["code"]) == (500, "internal")

@@ -42,11 +42,7 @@ async def test_full_disk_prevents_only_promises(disk: SmallDisk) -> None:
         assert summary(first) == (Status.PROVISIONAL, Reason.LINK_DOWN, True)
     disk.fill()
     async with EdgeAgent(settings, clock=clock) as agent:
-        assert summary(await agent.data_plane.infer_file("digits", scan())) == (
-            Status.FINAL,
-            Reason.OUTBOX_FULL,
-            False,
-        )
+        assert summary(await agent.data_plane.infer_file("digits", scan())) == (Status.FINAL, Reason.OUTBOX_FULL, False)
         messages = [found["message"] for found in agent.operations.status()["problems"]]
         assert len(messages) == 2 and all("Free space" in message for message in messages)
 

@@ -364,11 +364,7 @@ async def test_altered_files_are_not_served(site: RegistrySite, tmp_path: Path) 
 
 
 def _json(definition: Definition) -> dict[str, object]:
-    return {
-        "bundle": definition.bundle,
-        "version": definition.version,
-        "manifest_sha256": definition.manifest_sha256,
-    }
+    return {"bundle": definition.bundle, "version": definition.version, "manifest_sha256": definition.manifest_sha256}
 
 
 class Later(SystemClock):

@@ -138,8 +138,7 @@ def check(answer: httpx.Response) -> None:
 
 @bounded
 @given(
-    body=damaged(BINARY.content),
-    length=st.just(BINARY_LENGTH) | st.integers(0, len(BINARY.content) + 10) | st.none(),
+    body=damaged(BINARY.content), length=st.just(BINARY_LENGTH) | st.integers(0, len(BINARY.content) + 10) | st.none()
 )
 @example(body=BINARY.content, length=BINARY_LENGTH)
 def test_a_binary_request(http: httpx.Client, body: bytes, length: int | None) -> None:

@@ -239,11 +239,7 @@ async def test_caller_that_ignores_refusals_is_refused_unread(tmp_path: Path) ->
     executor = GatedExecutor()
     gateway = gateway_of(settings, executor)
     keys = [create_key(settings.store, name, "application") for name in ("flood", "shop")]
-    async with (
-        listening(gateway) as port,
-        calling(port, key=keys[0]) as flood,
-        calling(port, key=keys[1]) as shop,
-    ):
+    async with listening(gateway) as port, calling(port, key=keys[0]) as flood, calling(port, key=keys[1]) as shop:
         # Its refusals that are read may be held for a minute: the test has no hurry.
         gateway.overload._queue_wait_s = lambda: 1e9
         with patch.object(gateway.overload, "_LONGEST_HOLD_S", 60.0):

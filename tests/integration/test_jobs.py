@@ -27,10 +27,7 @@ from firstline_gateway.settings.settings import Settings
 
 INFER = "/v2/models/digits/infer"
 ASYNC = {"Prefer": "respond-async"}
-ROW = {
-    "id": "mine",
-    "inputs": [{"name": "image", "datatype": "UINT8", "shape": [1, 8, 8, 1], "data": [0] * 64}],
-}
+ROW = {"id": "mine", "inputs": [{"name": "image", "datatype": "UINT8", "shape": [1, 8, 8, 1], "data": [0] * 64}]}
 
 
 def settings_of(folder: Path, **overrides: object) -> Settings:

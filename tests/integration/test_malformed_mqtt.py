@@ -69,22 +69,10 @@ MALFORMED: dict[str, tuple[Publication, str]] = {
     "length zero": (replace(GOOD, properties=GOOD.properties | {LENGTH: "0"}), "invalid_tensor"),
     "length text": (replace(GOOD, properties=GOOD.properties | {LENGTH: "many"}), "invalid_tensor"),
     "length huge": (replace(GOOD, properties=GOOD.properties | {LENGTH: "9" * 6_000}), "invalid_tensor"),
-    "deadline text": (
-        replace(GOOD, properties=GOOD.properties | {DEADLINE_MS: "soon"}),
-        "invalid_tensor",
-    ),
-    "deadline negative": (
-        replace(GOOD, properties=GOOD.properties | {DEADLINE_MS: "-1"}),
-        "invalid_tensor",
-    ),
-    "deadline zero": (
-        replace(GOOD, properties=GOOD.properties | {DEADLINE_MS: "0"}),
-        "deadline_exceeded",
-    ),
-    "no such version": (
-        replace(GOOD, properties=GOOD.properties | {MODEL_VERSION: "x"}),
-        "unknown_model",
-    ),
+    "deadline text": (replace(GOOD, properties=GOOD.properties | {DEADLINE_MS: "soon"}), "invalid_tensor"),
+    "deadline negative": (replace(GOOD, properties=GOOD.properties | {DEADLINE_MS: "-1"}), "invalid_tensor"),
+    "deadline zero": (replace(GOOD, properties=GOOD.properties | {DEADLINE_MS: "0"}), "deadline_exceeded"),
+    "no such version": (replace(GOOD, properties=GOOD.properties | {MODEL_VERSION: "x"}), "unknown_model"),
     "no such model": (replace(GOOD, topic=TOPICS.request("nobody")), "unknown_model"),
     "a model with spaces": (replace(GOOD, topic=f"firstline/v1/{NAME}/req/ a b "), "unknown_model"),
     "no correlation": (replace(GOOD, payload=b"", correlation_data=b""), "invalid_tensor"),

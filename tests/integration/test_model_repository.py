@@ -120,10 +120,7 @@ async def test_gateway_repository_over_grpc_needs_an_operator(tmp_path: Path) ->
     put(tmp_path / "models" / "small")
     gateway = small_gateway(tmp_path, auth__mode="tokens", grpc__enabled=True, grpc__port=0)
     settings = gateway.settings
-    fleet, shop = (
-        create_key(settings.store, "keeper", "operator"),
-        create_key(settings.store, "shop", "application"),
-    )
+    fleet, shop = (create_key(settings.store, "keeper", "operator"), create_key(settings.store, "shop", "application"))
     found = gateway.grpc_server()
     assert found is not None
     await gateway.start()

@@ -262,9 +262,7 @@ async def test_a_connection_that_the_network_forgot_is_replaced(mosquitto: Broke
         await link.close()
 
 
-async def test_an_oversized_birth_message_costs_no_connection(
-    start_mosquitto: Callable[..., Broker],
-) -> None:
+async def test_an_oversized_birth_message_costs_no_connection(start_mosquitto: Callable[..., Broker]) -> None:
     broker = start_mosquitto(settings=["message_size_limit 1000"])
     async with gateway(broker), asyncio.timeout(10):
         link = MqttLink(settings(broker, "cam-1"), TOPICS, birth=lambda: {"models": "x" * 2000})

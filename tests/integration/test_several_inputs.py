@@ -79,9 +79,7 @@ async def test_each_model_reads_its_own_inputs(site: tuple[EdgeAgent, Gateway]) 
     assert yes(response) == sigmoid(SURE, UNSURE + 3 + 1)
 
 
-async def test_rows_equal_in_all_inputs_come_from_the_cache(
-    site: tuple[EdgeAgent, Gateway],
-) -> None:
+async def test_rows_equal_in_all_inputs_come_from_the_cache(site: tuple[EdgeAgent, Gateway]) -> None:
     agent, _ = site
     await agent.data_plane.infer(asked(a=(UNSURE,)))
     again = await agent.data_plane.infer(asked(a=(UNSURE,)))

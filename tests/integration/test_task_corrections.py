@@ -56,12 +56,7 @@ CASES = {
         {"neighbour": "up", "similarity": 1.0},
         {"neighbour": "down", "similarity": 1.0},
     ),
-    "tags": Case(
-        Classification(("plain", "fancy"), independent=True),
-        (),
-        {"labels": ["plain"]},
-        {"labels": []},
-    ),
+    "tags": Case(Classification(("plain", "fancy"), independent=True), (), {"labels": ["plain"]}, {"labels": []}),
 }
 
 

@@ -29,11 +29,7 @@ from firstline_core.types import PROBABILITIES
 pytestmark = pytest.mark.timeout(330)  # the first caller waits for the recipe
 
 DIGITS = Path(__file__).parents[2] / "models" / "digits"
-EDGE = {
-    "edge_onnx": "edge.onnx",
-    "edge_tflite_float": "edge.tflite",
-    "edge_tflite_int8": "edge_int8.tflite",
-}
+EDGE = {"edge_onnx": "edge.onnx", "edge_tflite_float": "edge.tflite", "edge_tflite_int8": "edge_int8.tflite"}
 FILES = {**EDGE, "full": "full.onnx"}
 
 

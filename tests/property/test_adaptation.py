@@ -127,9 +127,7 @@ def test_settled_position_falls_with_heat(rungs: list[Rung], hottest_c: float, m
 @given(RUNGS, days())
 def test_calm_readings_return_to_the_best_rung(rungs: list[Rung], day: list[Snapshot]) -> None:
     calm = Snapshot(
-        temperature_c={"soc": Measured(40, "")},
-        memory_available_bytes=Measured(4096 * MB, ""),
-        powered=Measured(1, ""),
+        temperature_c={"soc": Measured(40, "")}, memory_available_bytes=Measured(4096 * MB, ""), powered=Measured(1, "")
     )
     end_s = day[-1].at_s
     steps = len(rungs) * 32 * int(PATIENCE.dwell_s)  # the longest that a step may be waited for

@@ -14,9 +14,7 @@ FIRST, LAST = event(1, Status.PROVISIONAL), event(2, Status.FINAL)
 
 
 @given(
-    drops=st.lists(st.integers(0, len(FIRST) + len(LAST)), max_size=6),
-    heartbeats=st.integers(0, 2),
-    ends=st.booleans(),
+    drops=st.lists(st.integers(0, len(FIRST) + len(LAST)), max_size=6), heartbeats=st.integers(0, 2), ends=st.booleans()
 )
 def test_every_answer_once(drops: list[int], heartbeats: int, ends: bool) -> None:
     left = [len(FIRST), *drops]  # the call itself is not repeated, so its first answer comes through

@@ -162,13 +162,7 @@ def test_nested_json_is_the_same_as_flat(data: st.DataObject, rows: int) -> None
 
 scores = st.none() | st.floats(0, 1)
 rows_answered = st.builds(
-    RowAnswer,
-    st.sampled_from(Tier),
-    st.sampled_from(Reason),
-    st.sampled_from(Status),
-    st.booleans(),
-    scores,
-    names,
+    RowAnswer, st.sampled_from(Tier), st.sampled_from(Reason), st.sampled_from(Status), st.booleans(), scores, names
 )
 answers = st.builds(
     Answer,

@@ -210,9 +210,7 @@ CASES = {
     ),
     "text-distance": Answers(Text(tolerance=0.2, loss_kind="distance"), _texts, {"loss_kind": "outside"}),
     "tensors": Answers(
-        Tensors(_TENSORS, absolute=2),
-        _tensors,
-        {"tensors": _TENSORS[:1], "absolute": 1.0, "relative": 0.1},
+        Tensors(_TENSORS, absolute=2), _tensors, {"tensors": _TENSORS[:1], "absolute": 1.0, "relative": 0.1}
     ),
     "tensors-relative": Answers(Tensors(_TENSORS[:2], relative=0.5), _tensors, {"relative": 0.2}, symmetric=False),
     "installed": Answers(_documented("how-to/own-task.md", "count_task.py", "Count")(), _counts, {}),

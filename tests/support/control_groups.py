@@ -115,10 +115,7 @@ class Hog:
 
     def __init__(self, group: ControlGroup) -> None:
         self.process = subprocess.Popen(
-            group.command([sys.executable, "-c", _HOG]),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
+            group.command([sys.executable, "-c", _HOG]), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
         self.held_mib = 0
 

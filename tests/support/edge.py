@@ -265,12 +265,7 @@ class Scene:
             self.samples = SampleLog(self.samples_path, audit.samples_limit_bytes)
             self.certificates = CertificateStates(folder / "certificates.json", [self.held], self.samples, audit, clock)
             self.sender = AuditSender(
-                self.cloud,
-                self.cache,
-                self.certificates,
-                traffic,
-                clock,
-                on_ended=self.ended_audits.append,
+                self.cloud, self.cache, self.certificates, traffic, clock, on_ended=self.ended_audits.append
             )
             self.auditor = Auditor(
                 self.sender,

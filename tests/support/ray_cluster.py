@@ -95,8 +95,7 @@ def _main() -> None:
         Path(folder, "ray").mkdir()
         node = {"node_ip_address": "127.0.0.1", "object_store_memory": 100_000_000}
         cluster = Cluster(
-            initialize_head=True,
-            head_node_args={**node, "num_cpus": 0, "include_dashboard": False, "temp_dir": folder},
+            initialize_head=True, head_node_args={**node, "num_cpus": 0, "include_dashboard": False, "temp_dir": folder}
         )
         machines = [cluster.add_node(**node, num_cpus=1) for _ in range(2)]
         _say(cluster.address)

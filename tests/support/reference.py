@@ -195,10 +195,7 @@ def steps_page(file: Path, *, detectors: bool) -> str:
 def configuration_page() -> str:
     """Returns the page about all keys of both tiers."""
     lines = [_CONFIGURATION_HEAD]
-    for title, module, root in (
-        ("Edge agent", edge, edge.EdgeSettings),
-        ("Gateway", gateway, gateway.Settings),
-    ):
+    for title, module, root in (("Edge agent", edge, edge.EdgeSettings), ("Gateway", gateway, gateway.Settings)):
         texts = documentation(module)
         lines += [f"## {title}", ""]
         for field in msgspec.structs.fields(root):

@@ -129,8 +129,5 @@ async def registry_site(folder: Path, store: Store | None = None, **overrides: A
     operator, device = create_key(store, "ops", "operator"), create_key(store, "press-7", "device")
     defaults = {"registry__blobs": str(folder / "blobs"), "store__url": store.url}
     gateway = open_gateway(gateway_settings(folder, **(defaults | overrides)))
-    async with (
-        serving(gateway) as url,
-        httpx.AsyncClient(base_url=url, headers=bearer(operator), timeout=30) as client,
-    ):
+    async with serving(gateway) as url, httpx.AsyncClient(base_url=url, headers=bearer(operator), timeout=30) as client:
         yield RegistrySite(folder, gateway, url, operator, device, client)

@@ -21,10 +21,7 @@ def silent_ipv6(port: int) -> Iterator[None]:
         if host not in (NAME, NAME.encode()):
             return resolve(host, *arguments, **options)
         where = (socket.SOCK_STREAM, socket.IPPROTO_TCP, "")
-        return [
-            (socket.AF_INET6, *where, ("::1", port, 0, 0)),
-            (socket.AF_INET, *where, ("127.0.0.1", port)),
-        ]
+        return [(socket.AF_INET6, *where, ("::1", port, 0, 0)), (socket.AF_INET, *where, ("127.0.0.1", port))]
 
     with ExitStack() as stack:
         listening = stack.enter_context(socket.socket(socket.AF_INET6))

@@ -43,14 +43,7 @@ class TimedExecutor(ExecutorWithoutFiles):
 
 def several(executors: Sequence[TimedExecutor], clock: Clock) -> Dispatcher:
     """One engine of several executors, of which nothing is known but what their batches show."""
-    members = [
-        Member(
-            str(number),
-            executor,
-            sessions=executor.slots,
-        )
-        for number, executor in enumerate(executors)
-    ]
+    members = [Member(str(number), executor, sessions=executor.slots) for number, executor in enumerate(executors)]
     for member, executor in zip(members, executors, strict=True):
         for key in executor._seconds:
             served = served_as(key)

@@ -11,11 +11,7 @@ from bench.support.onnx_models import linear, write_graph
 from firstline_core.bundle.store import Bundle
 from firstline_core.processing.steps import InputSpec, ModelInput, Softmax
 
-INPUTS = (
-    InputSpec("a", "FP32", (-1, 1)),
-    InputSpec("b", "INT64", (-1, 1)),
-    InputSpec("c", "BYTES", (-1,), "text"),
-)
+INPUTS = (InputSpec("a", "FP32", (-1, 1)), InputSpec("b", "INT64", (-1, 1)), InputSpec("c", "BYTES", (-1,), "text"))
 
 
 def table_bundle(folder: Path, **fields: Any) -> Bundle:

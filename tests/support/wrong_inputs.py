@@ -276,9 +276,7 @@ async def _opened(running: AsyncExitStack, folder: Path, work: Path) -> Site:
     (work / "press-9.token").write_text(token.read_text())
     (work / "agent.tokens").write_text("ops:" + keys["ops"] + "\n")
     settings = edge_settings(
-        folder / "agent",
-        models__directories=[str(work / "models")],
-        api__token_file=str(work / "agent.tokens"),
+        folder / "agent", models__directories=[str(work / "models")], api__token_file=str(work / "agent.tokens")
     )
     _, url = await running.enter_async_context(serving_agent(settings))
     return Site(work, gateway, url, rpc.port, keys)

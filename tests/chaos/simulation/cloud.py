@@ -109,12 +109,7 @@ class Cloud:
         store = SimulatedStore(disk, database)
         service = ServiceClock(database, self._clock)
         contracts = ContractMonitor(
-            store,
-            self._repository,
-            Contracts(),
-            metrics=metrics,
-            clock=self._clock,
-            service=service,
+            store, self._repository, Contracts(), metrics=metrics, clock=self._clock, service=service
         )
         self._deliveries = deliveries = Deliveries(
             store, self._store, metrics=metrics, clock=self._clock, service=service

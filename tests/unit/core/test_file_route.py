@@ -12,12 +12,7 @@ from support.answers import answer
 from support.images import encode, images, turned
 
 from firstline_core.clock import SYSTEM_CLOCK
-from firstline_core.errors import (
-    InferenceError,
-    InvalidTensorError,
-    PayloadTooLargeError,
-    RequestError,
-)
+from firstline_core.errors import InferenceError, InvalidTensorError, PayloadTooLargeError, RequestError
 from firstline_core.file_route import FileRoute, image_of, read_view, wants_picture, with_sizes
 from firstline_core.processing.decoding import FileDecoding
 from firstline_core.protocol.asgi import Request, query_parameters

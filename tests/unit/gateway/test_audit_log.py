@@ -33,10 +33,7 @@ def test_entries_form_a_chain(database: Database) -> None:
         assert [
             msgspec.json.decode(entry.details)["number"]
             for entry in audit_log.page(connection, audit_log.EntryFilter(0, "odd"), 9)
-        ] == [
-            1,
-            3,
-        ]
+        ] == [1, 3]
 
 
 def test_an_export_begins_by_number_though_the_clock_stepped_back(database: Database) -> None:

@@ -76,16 +76,8 @@ def fastestdet_output() -> Array:
 
 
 DECODED: dict[str, tuple[BoxDecoder, dict[str, Any], list[Any]]] = {
-    "YOLOX": (
-        Yolox((16, 32)),
-        {"output": yolox_output()},
-        [([36, 22, 44, 26], 0.72, 1), ([16, 0, 48, 32], 0.4, 2)],
-    ),
-    "FastestDet": (
-        FastestDet(),
-        {"758": fastestdet_output()},
-        [([36, 22, 44, 26], round(0.81**0.6 * 0.6**0.4, 4), 1)],
-    ),
+    "YOLOX": (Yolox((16, 32)), {"output": yolox_output()}, [([36, 22, 44, 26], 0.72, 1), ([16, 0, 48, 32], 0.4, 2)]),
+    "FastestDet": (FastestDet(), {"758": fastestdet_output()}, [([36, 22, 44, 26], round(0.81**0.6 * 0.6**0.4, 4), 1)]),
     "YOLOv5": (
         Yolo(objectness=True),
         {"output0": [[10, 10, 8, 4, 0.5, 0.2, 0.9], *[[0] * 7] * 9]},

@@ -68,8 +68,7 @@ def test_maps_have_one_axis_for_rows_and_two_for_pixels(shape: tuple[int, ...], 
 
 
 @pytest.mark.parametrize(
-    ("output", "message"),
-    [(np.zeros((1, 3, 3, 5)), "not a map of classes"), (np.full((1, 3, 3), 0.5), "add argmax")],
+    ("output", "message"), [(np.zeros((1, 3, 3, 5)), "not a map of classes"), (np.full((1, 3, 3), 0.5), "add argmax")]
 )
 def test_scores_are_no_map(output: Any, message: str) -> None:
     with pytest.raises(InferenceError, match=message):

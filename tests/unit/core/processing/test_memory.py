@@ -95,10 +95,7 @@ def peak_bytes(run: Callable[[], object]) -> int:
 
 @pytest.mark.parametrize(
     ("steps", "shape"),
-    [
-        *((steps, shape) for steps in SIGNALS for shape in SHAPES),
-        *((steps, (3, 90, 70, 3)) for steps in PICTURES),
-    ],
+    [*((steps, shape) for steps in SIGNALS for shape in SHAPES), *((steps, (3, 90, 70, 3)) for steps in PICTURES)],
 )
 def test_steps_on_numbers_hold_what_is_counted(steps: tuple[PreStep, ...], shape: tuple[int, ...]) -> None:
     of = Tensor("x", RNG.normal(size=shape))

@@ -16,14 +16,7 @@ from firstline_core.errors import ConfigError
 from firstline_core.hardware.readings import Absent, Measured, Modelled, Snapshot
 from firstline_core.profile import measure
 from firstline_core.profile.files import profile_path, read_profile
-from firstline_core.profile.measure import (
-    Gate,
-    Need,
-    ProfileOptions,
-    measure_profile,
-    need,
-    profile_keys,
-)
+from firstline_core.profile.measure import Gate, Need, ProfileOptions, measure_profile, need, profile_keys
 from firstline_core.profile.meters import joules
 from firstline_core.profile.profile import POINTS, PointKey, Profile, RefusedPoint
 

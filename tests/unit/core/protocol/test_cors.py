@@ -29,11 +29,7 @@ async def called(app: AsgiApp, method: str, headers: dict[str, str]) -> httpx.Re
 
 def asked(origin: str, wanted: str = "authorization,content-type") -> dict[str, str]:
     """The headers of a preflight request."""
-    return {
-        "Origin": origin,
-        "Access-Control-Request-Method": "POST",
-        "Access-Control-Request-Headers": wanted,
-    }
+    return {"Origin": origin, "Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": wanted}
 
 
 @pytest.mark.parametrize("origins", [(PAGE,), ("http://localhost:3000", PAGE), ("*",)])

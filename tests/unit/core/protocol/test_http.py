@@ -285,10 +285,7 @@ def test_metadata() -> None:
 
 
 def test_an_unknown_model_is_404() -> None:
-    for reply in (
-        http.model_ready_reply(plane(), "triple", ""),
-        http.model_metadata_reply(plane(), "double", "8"),
-    ):
+    for reply in (http.model_ready_reply(plane(), "triple", ""), http.model_metadata_reply(plane(), "double", "8")):
         assert reply.status == 404
         assert json_of(reply)["code"] == "unknown_model"
 

@@ -24,12 +24,7 @@ from uvicorn.server import ServerState
 
 from firstline_core.protocol import asgi
 from firstline_core.protocol.http import Reply
-from firstline_core.protocol.http_server import (
-    Connection,
-    HttpServer,
-    ServerLimits,
-    connections_within_descriptors,
-)
+from firstline_core.protocol.http_server import Connection, HttpServer, ServerLimits, connections_within_descriptors
 from firstline_core.protocol.limits import DEFAULT_LIMITS
 
 TIMEOUT_S = 10.0

@@ -120,8 +120,7 @@ def test_a_promise_about_events_names_each_with_its_bound() -> None:
 
 
 @pytest.mark.parametrize(
-    ("edges", "shares", "says"),
-    [((0.5,), (1.0,), "1 edges make 2 bins"), ((0.5, 0.5), (0.2, 0.2, 0.6), "ascend")],
+    ("edges", "shares", "says"), [((0.5,), (1.0,), "1 edges make 2 bins"), ((0.5, 0.5), (0.2, 0.2, 0.6), "ascend")]
 )
 def test_an_impossible_histogram_is_refused(edges: tuple[float, ...], shares: tuple[float, ...], says: str) -> None:
     with pytest.raises(ValueError, match=says):

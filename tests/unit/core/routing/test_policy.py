@@ -107,8 +107,7 @@ def test_random_escalates_its_share_and_repeats_itself() -> None:
 
 class TestSedna:
     @pytest.mark.parametrize(
-        ("score", "rest", "expected"),
-        [(0.34, 0.33, ESCALATED), (0.98, 0.01, KEPT), (1.0, 0.0, KEPT)],
+        ("score", "rest", "expected"), [(0.34, 0.33, ESCALATED), (0.98, 0.01, KEPT), (1.0, 0.0, KEPT)]
     )
     def test_spread_probabilities_are_hard_examples(self, score: float, rest: float, expected: Decision) -> None:
         assert make_policy("sedna").decide(seen(score, rest=rest), PolicyState()) == expected

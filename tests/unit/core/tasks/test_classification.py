@@ -92,11 +92,7 @@ def test_a_dropped_class_may_take_the_whole_sum() -> None:
     assert declared(cut=True).fault({PROBABILITIES: rows(0.9, 0.9)}) != ""
 
 
-@given(
-    labels=st.sampled_from([2, 10, 100, 1000]),
-    logits=st.data(),
-    spread=st.floats(0, 10),
-)
+@given(labels=st.sampled_from([2, 10, 100, 1000]), logits=st.data(), spread=st.floats(0, 10))
 def test_every_quantised_softmax_is_accepted(labels: int, logits: st.DataObject, spread: float) -> None:
     drawn = logits.draw(arrays.arrays(np.float64, (2, labels), elements=st.floats(-1, 1), fill=st.floats(-1, 1)))
     assert declared(labels, rounded=True).fault({PROBABILITIES: quantised(drawn * spread)}) == ""

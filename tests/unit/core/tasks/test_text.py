@@ -42,8 +42,7 @@ def post(*steps: PostStep, symbols: str = SYMBOLS, ports: tuple[str, ...] = ("ou
 
 
 @pytest.mark.parametrize(
-    ("symbols", "text"),
-    [("aab", "ab"), ("a-ab", "aab"), ("--", ""), ("a b", "a b"), ("-aa--a-bb-", "aab")],
+    ("symbols", "text"), [("aab", "ab"), ("a-ab", "aab"), ("--", ""), ("a b", "a b"), ("-aa--a-bb-", "aab")]
 )
 def test_ctc_drops_repeats_and_blanks(symbols: str, text: str) -> None:
     found = post(Ctc(TABLE))({"out": path(symbols)}, {"x": np.zeros(1)})

@@ -123,8 +123,7 @@ async def test_without_contract_or_gateway_nothing_is_audited(make_scene: MakeSc
 
 
 @pytest.mark.parametrize(
-    "careful",
-    [{"min_threshold": 0.97}, {"chosen": policy.make_policy("value", least_value=0.04)}],
+    "careful", [{"min_threshold": 0.97}, {"chosen": policy.make_policy("value", least_value=0.04)}]
 )
 async def test_a_stricter_device_audits_all_covered_answers(make_scene: MakeScene, careful: dict[str, Any]) -> None:
     scene = make_scene(**careful)

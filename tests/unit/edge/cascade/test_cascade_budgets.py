@@ -36,12 +36,7 @@ async def test_a_row_below_its_price_stays_on_the_device(short: Spending, make_s
 async def test_the_least_valuable_rows_are_the_ones_denied(short: Spending, make_scene: MakeScene) -> None:
     scene = make_scene(certified=0.8, spending=short)
     answer = answer_of(await scene.infer(0.7, 0.5, 0.9, 0.75))
-    assert [row.reason for row in answer.rows] == [
-        Reason.BUDGET,
-        Reason.UNCERTAIN,
-        Reason.CONFIDENT,
-        Reason.BUDGET,
-    ]
+    assert [row.reason for row in answer.rows] == [Reason.BUDGET, Reason.UNCERTAIN, Reason.CONFIDENT, Reason.BUDGET]
     assert scene.sent_rows == [[0.5]]
 
 

@@ -173,11 +173,7 @@ async def test_audits_are_counted_by_the_events_that_can_occur() -> None:
 async def test_client_errors_count_against_no_model() -> None:
     scene = Scene(certified=0.8)
     counts = FleetCounts(scene.models, VALID_CERTIFICATES, lambda _: 0.0)
-    errors: tuple[FirstlineError, ...] = (
-        InvalidTensorError("no"),
-        PayloadTooLargeError("no"),
-        RequestError("no"),
-    )
+    errors: tuple[FirstlineError, ...] = (InvalidTensorError("no"), PayloadTooLargeError("no"), RequestError("no"))
     for callers in errors:
         counts.refused(request(SURE), scene.held.version, callers, 0.3)
     assert counts.answered_of(scene.held) == (0, 0)
@@ -193,8 +189,7 @@ def test_the_condition_of_a_device_is_reported(tmp_path: Path, state: LinkStatus
     chain = SimpleNamespace(reports=lambda: {"http": LinkReport(state, "url"), "mqtt": LinkReport(LinkStatus.UP, "b")})
     credentials = SimpleNamespace(identity=SimpleNamespace(not_after_s=2e9))
     snapshot = Snapshot(
-        temperature_c={"cpu": Measured(71.0, "t"), "nvme": Absent("none")},
-        throttling={"heat": Measured(1.0, "t")},
+        temperature_c={"cpu": Measured(71.0, "t"), "nvme": Absent("none")}, throttling={"heat": Measured(1.0, "t")}
     )
     outbox = SimpleNamespace(oldest_s=90.0)
     health = health_of(outbox, chain, credentials, snapshot, tmp_path)  # type: ignore[arg-type]

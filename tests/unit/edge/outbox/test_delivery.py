@@ -536,14 +536,7 @@ async def test_promises_expire_on_a_device_whose_links_are_gone(tmp_path: Path) 
     await outbox.put(OutboxItem(asked, (0,), response(asked, Status.PROVISIONAL), clock.wall_s()))
     chain = LinkChain([], [], clock)
     client = CorrectionClient(chain, Models([]), NoContracts(), ModelRefusals(clock), clock)
-    delivery = Delivery(
-        outbox,
-        client,
-        chain,
-        clock=clock,
-        rng=random.Random(1),
-        max_age_s=60.0,
-    )
+    delivery = Delivery(outbox, client, chain, clock=clock, rng=random.Random(1), max_age_s=60.0)
     task = asyncio.create_task(delivery.run())
     await pass_time(clock, outbox, 61.0, 1.0)
     found = (await outbox.answer(asked.request_id, "local")).answer
@@ -658,10 +651,7 @@ def client(models: dict[str, Any], value: float = 0.75) -> CorrectionClient:
 
 def manifest(task: Classification | Detection, full_digest: str) -> SimpleNamespace:
     return SimpleNamespace(
-        task=task,
-        full_digest=full_digest,
-        full=None,
-        outputs_of=lambda _model: task.declared(rounded=True, cut=True),
+        task=task, full_digest=full_digest, full=None, outputs_of=lambda _model: task.declared(rounded=True, cut=True)
     )
 
 

@@ -13,18 +13,7 @@ import firstline
 from firstline.client import calls, connection
 from firstline_core import errors
 from firstline_core.protocol import http, oip
-from firstline_core.types import (
-    Answer,
-    InferRequest,
-    InferResponse,
-    Privacy,
-    Reason,
-    Route,
-    Status,
-    Tensor,
-    Tier,
-    Wait,
-)
+from firstline_core.types import Answer, InferRequest, InferResponse, Privacy, Reason, Route, Status, Tensor, Tier, Wait
 
 ANSWER = Answer(
     "01890a5d-ac96-774b-bcce-b302099a8057", Status.FINAL, True, False, Tier.EDGE, Reason.CONFIDENT, 0.9, "d"

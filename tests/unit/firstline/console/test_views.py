@@ -6,14 +6,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from firstline.console import (
-    answers_view,
-    audit_page,
-    contracts_view,
-    devices_view,
-    overview_view,
-    rollouts_view,
-)
+from firstline.console import answers_view, audit_page, contracts_view, devices_view, overview_view, rollouts_view
 from firstline.console.cells import Cell, Tone, address, number, plain
 from firstline.fleet.client import Fleet
 from firstline.fleet.wording import duration

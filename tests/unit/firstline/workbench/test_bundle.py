@@ -299,10 +299,7 @@ def test_one_of_several_outputs_must_be_named(tmp_path: Path) -> None:
             "The step 'scale:mean=nan:std=1' is not valid: use finite numbers, and a std other than 0.",
         ),
         ({"full": replace(_model("full.onnx"), preprocess=parse_preprocess("scale:0:1/1e-60"))}, "a std other than 0"),
-        (
-            {"full": replace(_model("full.onnx"), measured={"accuracy": math.nan})},
-            "The figure 'accuracy' of full.onnx",
-        ),
+        ({"full": replace(_model("full.onnx"), measured={"accuracy": math.nan})}, "The figure 'accuracy' of full.onnx"),
         (
             {"full": ModelSpec(_DIGITS / "artefacts/full.onnx", parse_preprocess("graph:gone.onnx"))},
             "gone.onnx does not exist",

@@ -53,10 +53,7 @@ def _zip_map() -> onnx.ModelProto:
             helper.make_node("ArgMax", ["p"], ["label"], axis=1, keepdims=0),
             helper.make_node("ZipMap", ["p"], ["maps"], domain="ai.onnx.ml", classlabels_int64s=[0, 1, 2]),
         ],
-        [
-            helper.make_tensor_value_info("label", TensorProto.INT64, ["n"]),
-            helper.make_value_info("maps", maps),
-        ],
+        [helper.make_tensor_value_info("label", TensorProto.INT64, ["n"]), helper.make_value_info("maps", maps)],
     )
 
 
@@ -124,10 +121,7 @@ def test_outputs_of_other_kinds_are_refused_with_advice(
 
 def test_probabilities_next_to_class_numbers_are_chosen(tmp_path: Path) -> None:
     model = _graph(
-        [
-            helper.make_node("Softmax", ["l"], ["p"]),
-            helper.make_node("ArgMax", ["l"], ["label"], axis=1, keepdims=0),
-        ],
+        [helper.make_node("Softmax", ["l"], ["p"]), helper.make_node("ArgMax", ["l"], ["label"], axis=1, keepdims=0)],
         [helper.make_tensor_value_info("label", TensorProto.INT64, ["n"]), _floats("p", 3)],
     )
     bundle = create_bundle(_spec(_saved(tmp_path, model)), tmp_path / "out")

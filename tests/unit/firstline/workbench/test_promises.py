@@ -181,10 +181,7 @@ def test_a_large_open_gallery_needs_labels_with_events(tmp_path: Path) -> None:
         (Classification(("fine", "broken")), {PROBABILITIES: np.eye(2, dtype=np.float32)[[0] * 90 + [1] * 10]}, None),
         (
             Segmentation(("floor", "crack"), width=2, height=1),
-            {
-                "mask": np.array([[[0, 0]]] * 98 + [[[0, 1]]] * 2, np.uint8),
-                "confidence": np.ones(100, np.float32),
-            },
+            {"mask": np.array([[[0, 0]]] * 98 + [[[0, 1]]] * 2, np.uint8), "confidence": np.ones(100, np.float32)},
             UsualAnswer("floor", 0.98),
         ),
         (Regression(("load",), absolute=1), {"values": np.zeros((9, 1), np.float32)}, None),

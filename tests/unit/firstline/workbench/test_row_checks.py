@@ -10,13 +10,7 @@ import numpy as np
 import pytest
 from support.cli import in_one_line
 from support.cli import run as run_command
-from support.impure_models import (
-    DEPENDENT_ON_BATCH,
-    DEPENDENT_ON_RUN,
-    dynamically_quantised,
-    pure,
-    softmax_over_rows,
-)
+from support.impure_models import DEPENDENT_ON_BATCH, DEPENDENT_ON_RUN, dynamically_quantised, pure, softmax_over_rows
 
 from firstline.workbench.bundle import create_bundle
 from firstline.workbench.inspect import verify

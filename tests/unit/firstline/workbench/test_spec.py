@@ -85,10 +85,7 @@ def test_thresholds_of_independent_labels_are_read(tmp_path: Path, value: str, t
     ("lines", "message"),
     [
         ("label_threshold = 0.4", "label_threshold is of independent labels; add `independent_labels = true`"),
-        (
-            "independent_labels = true\nlabel_threshold = { bird = 0.3 }",
-            "'bird' is not a label of labels.txt",
-        ),
+        ("independent_labels = true\nlabel_threshold = { bird = 0.3 }", "'bird' is not a label of labels.txt"),
         ("independent_labels = true\nlabel_threshold = { dog = 30 }", "is 30, but must be above 0 and below 1"),
     ],
 )
@@ -129,8 +126,7 @@ tensors = [{ name = "depth", datatype = "FP32", shape = [-1, 4] }]
 def test_a_recipe_names_the_task_of_an_installed_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = _RECIPE + '\n[task]\nkind = "triage"\nalike = 1\n'
     with pytest.raises(
-        ConfigError,
-        match=r"recipe.toml:24, 'task': the task 'triage' belongs to a package that is not",
+        ConfigError, match=r"recipe.toml:24, 'task': the task 'triage' belongs to a package that is not"
     ):
         read_recipe(_written(tmp_path, text))
     install(tmp_path / "site", monkeypatch)

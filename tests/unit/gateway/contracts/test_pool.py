@@ -123,9 +123,7 @@ def test_the_events_of_a_contract_share_delta(served: ServedModel) -> None:
     assert before.state.peak < 3 / 0.05 <= pool.state.peak
 
 
-def test_a_promise_holds_only_if_errors_would_have_alarmed(
-    served: ServedModel,
-) -> None:
+def test_a_promise_holds_only_if_errors_would_have_alarmed(served: ServedModel) -> None:
     needed = audit.audits_to_alarm(audit.begin(EPSILON), 0.05)
     assert new_pool(KEY, 0.0).result(0.05) is AuditResult.NOT_AUDITED
     assert after(served, [0.0] * (needed - 1)).result(0.05) is AuditResult.TOO_LITTLE_EVIDENCE

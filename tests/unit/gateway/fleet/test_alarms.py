@@ -191,9 +191,7 @@ async def test_telemetry_about_an_unknown_version_raises_no_alarm(replicas: tupl
     assert replicas[0].entries() == ["device:cam"]
 
 
-def test_each_broken_variant_of_a_device_has_one_entry(
-    replicas: tuple[Replica, Replica],
-) -> None:
+def test_each_broken_variant_of_a_device_has_one_entry(replicas: tuple[Replica, Replica]) -> None:
     one, other = replicas
     for at_s in range(0, 40_000, 2000):
         one.raised(at_s, digest=A)

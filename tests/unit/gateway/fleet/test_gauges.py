@@ -53,11 +53,7 @@ def test_devices_are_counted_by_presence_and_tag(database: Database) -> None:
         devices.report(connection, "e", Reported("s", 1), NOW_S, accept=False)  # it waits to be accepted
     found = state_of(database, "site")
     counts = {labels: count for labels, count in found.devices.items() if count}
-    assert counts == {
-        ("late", "berlin"): 2,
-        ("asleep", "paris"): 1,
-        ("revoked", "untagged"): 1,
-    }
+    assert counts == {("late", "berlin"): 2, ("asleep", "paris"): 1, ("revoked", "untagged"): 1}
     assert found.devices["online", "berlin"] == 0  # a series that exists before its first device
     assert found.agents == {"1.2": 3}
     assert state_of(database).devices["late", "all"] == 2

@@ -61,10 +61,7 @@ def test_devices_are_counted_by_presence_and_tag(database: Database) -> None:
         fleet = overview(connection, "site", parse_selector(""), NOW_S)
         part = overview(connection, "site", parse_selector("site=kiel"), NOW_S)
     assert fleet.devices == {Presence.ONLINE: 1, Presence.LATE: 1, Presence.REVOKED: 1} and fleet.unaccepted == 1
-    assert fleet.by_tag == {
-        "": {Presence.REVOKED: 1},
-        "kiel": {Presence.ONLINE: 1, Presence.LATE: 1},
-    }
+    assert fleet.by_tag == {"": {Presence.REVOKED: 1}, "kiel": {Presence.ONLINE: 1, Presence.LATE: 1}}
     assert fleet.agent_versions == {"1.1": 1, "1.2": 1}
     assert fleet.outboxes == (Outbox("b", 7, 90.0, 5.0), Outbox("c", 9, 0.0, 0.0))
     assert fleet.reported_s == part.reported_s == (5.0, 100.0)  # c has no access

@@ -30,13 +30,7 @@ def escaped(certificate: x509.Certificate) -> str:
     return quote(ca.pem_of(certificate))
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        escaped(CERTIFICATE),
-        rfc_9440(DER),
-    ],
-)
+@pytest.mark.parametrize("value", [escaped(CERTIFICATE), rfc_9440(DER)])
 def test_both_forms_are_read(value: str) -> None:
     found = proxied_certificate([value], BELIEVED)
     assert (found.device, found.serial) == ("press-7", ca.serial_of(CERTIFICATE))

@@ -33,11 +33,7 @@ def test_only_so_many_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.take("a", 0.0, per_s=1, burst=1) == 0
 
 
-@given(
-    steps=st.lists(st.floats(0, 3), max_size=40),
-    per_s=st.floats(0.1, 10),
-    burst=st.floats(1, 10),
-)
+@given(steps=st.lists(st.floats(0, 3), max_size=40), per_s=st.floats(0.1, 10), burst=st.floats(1, 10))
 def test_never_more_than_burst_and_rate_allow(steps: list[float], per_s: float, burst: float) -> None:
     found, now_s, taken = TokenBuckets(), 0.0, 0
     for step in steps:

@@ -19,9 +19,7 @@ KEY = ModelKey("digits", 1)
 CONTENTS = {"digits/1/manifest.json": b"{}", "digits/1/full.onnx": b"weights" * 1000}
 SIGNED = {path: SignedFile(path, len(content), sha256(content).hexdigest(), {}) for path, content in CONTENTS.items()}
 LISTED = ListedBundle(
-    Release(*KEY, ()),
-    SIGNED["digits/1/manifest.json"],
-    {"full.onnx": (SIGNED["digits/1/full.onnx"], FileUse((FULL,)))},
+    Release(*KEY, ()), SIGNED["digits/1/manifest.json"], {"full.onnx": (SIGNED["digits/1/full.onnx"], FileUse((FULL,)))}
 )
 
 

@@ -51,11 +51,7 @@ def test_consequences_describe_exactly_the_allowed_commands(state: RolloutState)
     counts = {"waiting": 1, "offered": 2, "under_way": 3, "away": 4, "silent": 5, "done": 6, "failed": 7}
     effects = consequences(Rollout("r", definition, state, "ops", 0.0, seed=0, stage=1), counts)
     assert set(effects) == set(allowed_commands(state))
-    numbers = {
-        "pause": "waiting: 1; under way, going on: 14",
-        "retry": "12 devices",
-        "rollback": "again on 6 devices;",
-    }
+    numbers = {"pause": "waiting: 1; under way, going on: 14", "retry": "12 devices", "rollback": "again on 6 devices;"}
     for command, words in numbers.items():
         assert words in effects.get(command, words)
     if state is RolloutState.APPROVED:

@@ -18,15 +18,7 @@ from firstline_gateway.rollouts.device_progress import DeviceView
 from firstline_gateway.rollouts.judgement.figures import FIGURES, Period
 from firstline_gateway.rollouts.judgement.verdict import Limit, Rules
 from firstline_gateway.rollouts.plan import plan
-from firstline_gateway.rollouts.rollout import (
-    Assignment,
-    Definition,
-    DeviceState,
-    Phase,
-    Rollout,
-    RolloutState,
-    Stage,
-)
+from firstline_gateway.rollouts.rollout import Assignment, Definition, DeviceState, Phase, Rollout, RolloutState, Stage
 from firstline_gateway.rollouts.step import StepChanges, StepTime, step
 
 S = DeviceState

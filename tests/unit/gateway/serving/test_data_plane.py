@@ -67,19 +67,10 @@ class Bench:
         self.opened = OpenStore(sqlite_store(folder))
         service = ServiceClock(self.opened.database, self.clock)
         self.contracts = ContractMonitor(
-            self.opened.store,
-            repository,
-            Settings().contracts,
-            metrics=self.metrics,
-            clock=self.clock,
-            service=service,
+            self.opened.store, repository, Settings().contracts, metrics=self.metrics, clock=self.clock, service=service
         )
         self.deliveries = Deliveries(
-            self.opened.store,
-            Settings().store,
-            metrics=self.metrics,
-            clock=self.clock,
-            service=service,
+            self.opened.store, Settings().store, metrics=self.metrics, clock=self.clock, service=service
         )
         statistics = ServingStatistics(self.metrics, self.clock)
         residency = Residency(repository, self.executor, clock=self.clock)

@@ -119,12 +119,7 @@ async def test_messages_are_signed_and_name_the_event(database: Database, settin
         assert found.messages[0] == {
             "type": "rollout.create",
             "timestamp": "2027-01-15T08:00:00Z",
-            "data": {
-                "number": 1,
-                "actor": "rule:order",
-                "subject": "rollout:r1",
-                "details": {"sentence": "why"},
-            },
+            "data": {"number": 1, "actor": "rule:order", "subject": "rollout:r1", "details": {"sentence": "why"}},
         }
         assert len(set(found.ids)) == 2
         assert await made.problem() == ""

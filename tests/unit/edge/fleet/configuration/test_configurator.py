@@ -8,12 +8,7 @@ import pytest
 from msgspec.structs import replace
 from support.updates import CONFIGURATION_TEXT, ConfigurationDevice, Cut, cut_after, full_disk
 
-from firstline_core.errors import (
-    ConfigError,
-    IntegrityError,
-    NoRoomError,
-    UpdateError,
-)
+from firstline_core.errors import ConfigError, IntegrityError, NoRoomError, UpdateError
 from firstline_core.fleet.configuration import LIMIT_BYTES, configuration_path
 from firstline_core.fleet.twin import DesiredConfiguration, Window
 from firstline_core.fleet.update import UpdateState

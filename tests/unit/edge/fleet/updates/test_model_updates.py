@@ -332,11 +332,7 @@ async def test_only_arrived_bytes_count_as_received(device: Device, registry: Re
 
 @pytest.mark.parametrize("begun", [False, True])
 async def test_a_full_disk_is_reported_although_it_cannot_be_stored(
-    device: Device,
-    wanted: DesiredModel,
-    third: DesiredModel,
-    monkeypatch: pytest.MonkeyPatch,
-    begun: bool,
+    device: Device, wanted: DesiredModel, third: DesiredModel, monkeypatch: pytest.MonkeyPatch, begun: bool
 ) -> None:
     device.updater.receive([wanted])
     if begun:

@@ -60,8 +60,7 @@ def test_each_refusal_has_its_own_error_and_keeps_trusted_metadata(tmp_path: Pat
     assert look(tmp_path, repository) == []
     trusted = (tmp_path / "timestamp.json").read_bytes()
     with pytest.raises(
-        errors.MetadataExpiredError,
-        match=r"expired.*this device's clock, which shows 2027-01-03T00:00\S*, is wrong",
+        errors.MetadataExpiredError, match=r"expired.*this device's clock, which shows 2027-01-03T00:00\S*, is wrong"
     ):
         look(tmp_path, repository, days=2)
     with pytest.raises(errors.IntegrityError, match="goes on after"):

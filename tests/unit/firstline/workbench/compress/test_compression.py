@@ -288,10 +288,7 @@ def test_candidates_of_a_detector_are_certified_for_events(cells: Path) -> None:
     asked = (cells / "bundle", "--data", cells / "data", "--force")
     promises = ("--promise", "missed bright 25% at 80%", "--promise", "invented bright 25% at 70%")
     found = _json(*asked, *promises, "--out", cells / "next")
-    bounds = {
-        "missed bright": {"epsilon": 0.25, "delta": 0.2},
-        "invented bright": {"epsilon": 0.25, "delta": 0.3},
-    }
+    bounds = {"missed bright": {"epsilon": 0.25, "delta": 0.2}, "invented bright": {"epsilon": 0.25, "delta": 0.3}}
     assert found["promise"] == {"epsilon": 0.25, "delta": 0.3, "contract": "events", "events": bounds}
     assert found["sequences"]["effective"] == 1
     made = open_bundle(cells / "next").manifest

@@ -190,10 +190,7 @@ MADE: dict[str, tuple[Callable[[Path], Path], Callable[[Path], Path], tuple[str,
     "TensorFlow and RT-DETR": (
         detector_graphs.tensorflow,
         detector_graphs.rt_detr,
-        (
-            "ssd,class_map:coco91,suppress:0.5:iou=1",
-            "detr:logits:pred_boxes:sigmoid,suppress:0.5:iou=1",
-        ),
+        ("ssd,class_map:coco91,suppress:0.5:iou=1", "detr:logits:pred_boxes:sigmoid,suppress:0.5:iou=1"),
     ),
     "SSD without suppression inside and EfficientNMS": (
         detector_graphs.ssd_anchors,

@@ -422,9 +422,7 @@ async def test_a_model_at_its_limit_leaves_slots_to_others() -> None:
     assert (await second)["probabilities"].tolist() == [[4.0]]
 
 
-async def test_a_batch_runs_under_one_of_its_requests_traces(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_batch_runs_under_one_of_its_requests_traces(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(rows=4)
     await bench.warm(1, 2, 4)
     under: list[TraceContext | None] = []

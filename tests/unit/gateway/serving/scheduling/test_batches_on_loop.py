@@ -66,11 +66,7 @@ class Bench:
         rows: the most of one batch.
     """
 
-    def __init__(
-        self,
-        measured: dict[ModelKey, Mapping[int, float]] | None = None,
-        rows: int = 8,
-    ) -> None:
+    def __init__(self, measured: dict[ModelKey, Mapping[int, float]] | None = None, rows: int = 8) -> None:
         self.clock = SimulatedClock()
         self.executor = Here(self.clock, {M: {1: 20e-6, 8: 30e-6}} if measured is None else measured)
         self.late = 0
