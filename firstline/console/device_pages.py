@@ -71,17 +71,8 @@ def add_pages(watch: Watch) -> None:
 
         def fetch(fleet: Fleet) -> FleetDevicePage:
             name, version = view.model_of(model)
-            return fleet.page(
-                after,
-                selector,
-                search=search.strip(),
-                model=name,
-                version=version,
-                presence=presence,
-                accepted=accepted,
-                sort=sort,
-                limit=ROWS,
-            )
+            wanted = chosen._replace(search=search.strip(), model=name)
+            return fleet.page(after, **wanted._asdict(), version=version, limit=ROWS)
 
         def show(page: FleetDevicePage) -> None:
             table.show_page(view.device_rows(page, chosen))

@@ -105,11 +105,11 @@ def _given_key(authorization: str) -> str:
 
 
 @lru_cache(_CALLERS_KNOWN)
-def _caller_with(name: str, kind: str, scopes: frozenset[str], person: str) -> Caller:
+def _caller_with(name: str, kind: str, scopes: str, person: str) -> Caller:
     """Returns the caller that a valid key identifies."""
     is_device = kind == "device"
     principal = device_principal(name) if is_device else application_principal(name)
-    return Caller(principal, scopes, is_device, person)
+    return Caller(principal, frozenset(scopes.split()), is_device, person)
 
 
 async def authorize(identity: IdentityService, connection: HTTPConnection | asgi.Request, scope: str) -> Caller:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import sqlalchemy as sa
-from msgspec import Struct
 from msgspec.structs import asdict
 
 from firstline_core.fleet.telemetry import EndedPromise
@@ -37,16 +36,11 @@ ANSWERS = sa.Table(
 _C = ANSWERS.c
 
 
-class StoredEnd(Struct, frozen=True):
-    """A promise that has ended; the wall time is the gateway's. See `EndedPromise` for the other fields."""
+class StoredEnd(EndedPromise, frozen=True, kw_only=True):
+    """A promise that has ended, with its number, its device, and the gateway's wall time of its report."""
 
     number: int
     device: str
-    request_id: str
-    model: str
-    version: str
-    expired: bool
-    changed: bool | None
     at_s: float
 
 

@@ -30,28 +30,6 @@ class RevokedCertificate(NamedTuple):
     device: str
 
 
-class ApiKey(NamedTuple):
-    """One caller's key.
-
-    Attributes:
-        sha256: of the key's text, as hexadecimal digits.
-        name: unique among the keys that are not revoked.
-        kind: "device" for a device of that name, otherwise "application".
-        scopes: its permissions.
-        expires_s: wall time until which it is valid; None without end.
-        requests_per_s: its rate limit; None without limit.
-        person: the user; "" for a program.
-    """
-
-    sha256: str
-    name: str
-    kind: str
-    scopes: frozenset[str]
-    expires_s: float | None
-    requests_per_s: float | None
-    person: str
-
-
 class DeviceRow(NamedTuple):
     """A row of the enrolled devices; see the tables for all columns."""
 
@@ -69,8 +47,19 @@ class CertificateRow(NamedTuple):
     retained_until_service_s: float
 
 
-class KeyRow(NamedTuple):
-    """A row of the API keys."""
+class ApiKey(NamedTuple):
+    """One caller's key, as a row of the API keys.
+
+    Attributes:
+        name: unique among the keys that are not revoked.
+        sha256: of the key's text, as hexadecimal digits.
+        kind: "device" for a device of that name, otherwise "application".
+        scopes: its permissions, with spaces between them.
+        expires_s: wall time until which it is valid; None without end.
+        requests_per_s: its rate limit; None without limit.
+        person: the user; "" for a program.
+        revoked_s: wall time at which it was revoked; None if it was not.
+    """
 
     name: str
     sha256: str
@@ -99,7 +88,7 @@ class Changes(NamedTuple):
     service_s: float
     devices: list[DeviceRow]
     certificates: list[CertificateRow]
-    api_keys: list[KeyRow]
+    api_keys: list[ApiKey]
 
 
 def read_changes(connection: Connection, since: int) -> Changes:
@@ -127,7 +116,7 @@ def read_changes(connection: Connection, since: int) -> Changes:
 
     service_s = service_clock.read(connection)
     devices, certificates = changed(DEVICES, DeviceRow), changed(CERTIFICATES, CertificateRow)
-    return Changes(version, service_s, devices, certificates, changed(API_KEYS, KeyRow))
+    return Changes(version, service_s, devices, certificates, changed(API_KEYS, ApiKey))
 
 
 class KnownCredentials:
@@ -210,10 +199,7 @@ class KnownCredentials:
                 if key.kind == "device" and self._device_keys.get(key.name, "") == index:
                     del self._device_keys[key.name]
             else:
-                scopes = frozenset(key.scopes.split())
-                self._keys[index] = ApiKey(
-                    key.sha256, key.name, key.kind, scopes, key.expires_s, key.requests_per_s, key.person
-                )
+                self._keys[index] = key
                 if key.kind == "device":
                     self._device_keys[key.name] = index
         self.version = max(self.version, changes.version)
