@@ -63,7 +63,9 @@ _ROUNDING_S = 1.0
 # reads miss. Reads are on the event loop, and so block it for a twentieth of the time at most. A thread would cost each
 # lookup more than its read.
 _SLOW_S, _REST_TIMES = 0.01, 20
-_FIND = "SELECT mode, filename, value, expire_time FROM Cache WHERE key = ? AND raw = 1 AND expire_time IS NOT NULL"
+_FIND = (
+    "SELECT mode, filename, value, expire_time FROM Cache WHERE key = ? AND raw = 1 AND typeof(expire_time) = 'real'"
+)
 
 # Memory of an entry in addition to its arrays: key, objects, links of the ordered map.
 _OVERHEAD_BYTES = 400
@@ -259,9 +261,7 @@ class DiskCache:
 
     def get(self, key: bytes) -> tuple[bytes, float] | None:
         """The value and the seconds that it has left to live."""
-        if self._database() is None:
-            return None
-        entry = self._latest(key)
+        entry = self._latest(key) if self._database() is not None else None
         if entry is None:
             return None
         value, expires_s = entry
@@ -387,10 +387,11 @@ class DiskCache:
         if began_s < self._rests_until_s or self._cache is None:
             return None
         try:
-            found = _find(self._cache, key)
-            if found is None:
+            row = _find(self._cache, key)
+            if row is None:
                 return None
-            sealed, expires_s = found
+            mode, filename, value, expires_s = row
+            sealed = self._cache.disk.fetch(mode, filename, value, False)
             if sealed is None:
                 raise IntegrityError("It is not what this agent writes.")
             return self._seal.open(sealed, key), expires_s
@@ -472,15 +473,12 @@ def _opened(directory: Path, limit_bytes: int) -> diskcache.Cache:
     return cache
 
 
-def _find(cache: diskcache.Cache, key: bytes) -> tuple[bytes | None, float] | None:
-    """Returns the value under a key and when it expires, as the database has them; raises whatever SQLite raises."""
+def _find(cache: diskcache.Cache, key: bytes) -> tuple[int, str | None, Any, float] | None:
+    """Returns mode, file name and value under a key, and when they expire; raises whatever SQLite raises."""
     # On the path of each new input, for which diskcache's own `get` takes longer. `_sql` is private to diskcache:
     # `pyproject.toml` bounds its version, and every test of a stored value needs it.
-    row = cache._sql(_FIND, (key,)).fetchone()
-    if row is None:
-        return None
-    mode, filename, value, expires_s = row
-    return cache.disk.fetch(mode, filename, value, False), expires_s
+    row: tuple[int, str | None, Any, float] | None = cache._sql(_FIND, (key,)).fetchone()
+    return row
 
 
 def _cause(error: BaseException) -> BaseException:

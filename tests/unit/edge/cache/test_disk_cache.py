@@ -106,6 +106,14 @@ def test_foreign_entries_are_removed(directory: Path, cache: DiskCache, planted:
     assert value_of(cache, KEY) == b"good again"
 
 
+@pytest.mark.parametrize("planted", ["text", None, b"bytes"])
+def test_an_entry_without_a_time_is_a_miss(directory: Path, cache: DiskCache, planted: object) -> None:
+    cache.put(KEY, b"good")
+    written(cache)
+    plant(directory, "UPDATE Cache SET expire_time = ?", (planted,))
+    assert cache.get(KEY) is None
+
+
 class Planted:
     """Unpickling this makes a file."""
 
