@@ -20,6 +20,7 @@ from support.logs import captured_lines
 from support.memory import growth_below
 from support.tls_site import tls_site
 
+from firstline_core.clock import SimulatedClock
 from firstline_core.errors import CapacityError, ConfigError
 from firstline_core.protocol.grpc.schema import message
 from firstline_core.protocol.http import BodyBudget
@@ -154,8 +155,8 @@ async def test_an_open_stream_ends_when_its_key_is_revoked(
     gatekeeper, authenticated = gateway.identity.gatekeeper, asyncio.Event()
     authenticate = gatekeeper.authenticate_key
 
-    async def watched(text: str) -> ApiKey:
-        found = await authenticate(text)
+    async def watched(text: str, *, counts: bool = True) -> ApiKey:
+        found = await authenticate(text, counts=counts)
         authenticated.set()
         return found
 
@@ -176,10 +177,13 @@ async def test_an_open_stream_ends_when_its_key_is_revoked(
 async def test_each_request_of_a_stream_counts(fresh_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("firstline_core.protocol.grpc.service._FRESH_S", fresh_s)
     settings = settings_of(tmp_path)
-    key = create_key(settings.store, "shop", "application", requests_per_s=0.001)
-    async with listening(open_gateway(settings)) as port, streaming(port, key) as stream:
-        await stream.write(digits_message())
-        assert (await stream.read()).infer_response.model_name == "digits"
+    key = create_key(settings.store, "shop", "application", requests_per_s=2.0)
+    gateway = open_gateway(settings)
+    gateway.identity.gatekeeper.clock = SimulatedClock()
+    async with listening(gateway) as port, streaming(port, key) as stream:
+        for _ in range(2):
+            await stream.write(digits_message())
+            assert (await stream.read()).infer_response.model_name == "digits"
         for _ in range(2):
             await stream.write(digits_message())
             assert (await stream.read()).infer_response.parameters["code"].string_param == "rate_limited"

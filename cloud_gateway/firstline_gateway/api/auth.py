@@ -68,13 +68,16 @@ async def authenticate(identity: IdentityService, connection: HTTPConnection | a
     return await caller_of(identity, await certificate_of(identity, connection.scope), authorization)
 
 
-async def caller_of(identity: IdentityService, certificate: ClientCertificate | None, authorization: str) -> Caller:
+async def caller_of(
+    identity: IdentityService, certificate: ClientCertificate | None, authorization: str, *, counts: bool = True
+) -> Caller:
     """Returns the caller with these credentials, whatever the transport; see `authenticate`.
 
     Args:
         identity: verifies both.
         certificate: of the client; it takes precedence over the key.
         authorization: "Bearer KEY", or "".
+        counts: whether this is a use of the key.
 
     Raises:
         UnauthorizedError, RateLimitedError, CapacityError: as `authenticate`.
@@ -84,7 +87,7 @@ async def caller_of(identity: IdentityService, certificate: ClientCertificate | 
         return Caller(device_principal(device), _DEVICE_SCOPES, trust_request_id=True)
     if not identity.requires_credentials:
         return _ANONYMOUS
-    key = await identity.gatekeeper.authenticate_key(_given_key(authorization))
+    key = await identity.gatekeeper.authenticate_key(_given_key(authorization), counts=counts)
     return _caller_with(key.name, key.kind, key.scopes, key.person)
 
 

@@ -74,7 +74,7 @@ def grpc_server(
     )
 
 
-async def _authorize(identity: IdentityService, context: Context, scope: str) -> Caller:
+async def _authorize(identity: IdentityService, context: Context, scope: str, *, counts: bool = True) -> Caller:
     """Authenticates a call; see `auth.authorize`."""
     metadata: dict[str, str] = {}
     proxied: list[str] = []
@@ -87,7 +87,7 @@ async def _authorize(identity: IdentityService, context: Context, scope: str) ->
         shown = await identity.proxied_certificate(proxied)
     else:
         shown = _shown_certificate(context)
-    caller = await caller_of(identity, shown, metadata.get("authorization", ""))
+    caller = await caller_of(identity, shown, metadata.get("authorization", ""), counts=counts)
     check_scope(caller, _SCOPES[scope])
     return Caller(caller.principal, caller.trust_request_id)
 

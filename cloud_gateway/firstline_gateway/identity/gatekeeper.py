@@ -144,8 +144,8 @@ class Gatekeeper:
         await self._task.close()
         await end_tasks(self._next)
 
-    async def authenticate_key(self, text: str) -> ApiKey:
-        """Returns the API key with this text, and counts a use of it.
+    async def authenticate_key(self, text: str, *, counts: bool = True) -> ApiKey:
+        """Returns the API key with this text, and counts a use of it unless `counts` is false.
 
         Raises:
             UnauthorizedError: there is none, or it has expired.
@@ -167,7 +167,7 @@ class Gatekeeper:
                 f"The API key '{key.name}' expired on {iso_time(key.expires_s)}; ask the gateway's operator for a "
                 "new one."
             )
-        if (rate := key.requests_per_s) is not None:
+        if counts and (rate := key.requests_per_s) is not None:
             wait_s = self._buckets.take(key.sha256, self.clock.monotonic_s(), per_s=rate, burst=max(1.0, rate))
             if wait_s:
                 raise RateLimitedError(

@@ -21,7 +21,7 @@ def grpc_server(agent: EdgeDataPlane, access: Access, bodies: BodyBudget) -> Grp
         CapacityError: the address is in use, or does not belong to this machine.
     """
 
-    async def authorize(context: Context, scope: str) -> Caller:
+    async def authorize(context: Context, scope: str, *, counts: bool = True) -> Caller:  # keys have no rate here
         if scope == OPERATE and not context.peer().startswith("unix:"):
             check_local((peer_address(context.peer()), 0))
         metadata = dict(context.invocation_metadata() or ())

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import grpc
 from google.protobuf.json_format import ParseDict
@@ -62,13 +62,21 @@ class Caller:
     trust_request_id: bool = False
 
 
+class Authorize(Protocol):
+    """Returns the caller of a call, which has the permission `INFER` or `OPERATE`; raises `FirstlineError` without it.
+
+    The check counts as a use of the caller's key if `counts` is true.
+    """
+
+    async def __call__(self, context: Context, scope: str, *, counts: bool = True) -> Caller: ...
+
+
 @dataclass(frozen=True, slots=True)
 class CallHooks:
     """The functions of a tier that authenticate, limit and record calls.
 
     Args:
-        authorize: returns the caller of a call, with the permission `INFER` or `OPERATE`; raises `FirstlineError`
-            without it.
+        authorize: authenticates the caller of a call.
         share: context manager of a caller's share of the bodies in flight: a function that reserves bytes, and raises
             `QueueFullError` if they do not fit.
         record: called at the end of each inference with the model, the principal, the seconds, and the error.
@@ -76,7 +84,7 @@ class CallHooks:
         no_room: called after a call was read and refused because of overload.
     """
 
-    authorize: Callable[[Context, str], Awaitable[Caller]]
+    authorize: Authorize
     share: Callable[[str], AbstractContextManager[Callable[[int], None]]]
     record: Callable[[str, str, float, FirstlineError | None], None]
     unread: Callable[[Context], FirstlineError | None] = lambda _: None
@@ -195,9 +203,9 @@ class InferenceService:
             limited: RateLimitedError | None = None
             try:
                 if not is_first or arrived_s > started_s + _FRESH_S:
-                    await self._hooks.authorize(context, INFER)
+                    await self._hooks.authorize(context, INFER, counts=not is_first)
             except RateLimitedError as error:
-                limited = None if is_first else error  # the start counts as the first request
+                limited = error
             except FirstlineError as error:
                 self._hooks.record("", caller.principal, 0.0, error)
                 _refuse(context, error)
