@@ -5,6 +5,7 @@ Credentials come from the sources of AWS's own tools: variables, a web identity,
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -24,6 +25,9 @@ _BLOBS = "blobs"
 _RETRY_S = 30.0
 _TRIES = 3
 _PATIENCE = timedelta(seconds=30)
+# Limits of a list, which a store may send without an end; also of its empty pages, which obstore skips.
+_LISTED_LIMIT = 250_000
+_LIST_S = 120.0
 
 
 class S3Blobs:
@@ -88,10 +92,17 @@ class S3Blobs:
         """See `Blobs`."""
         found: list[Blob] = []
         with self._translated():
-            async for some in obstore.list(self._store, _BLOBS):
-                found += [
-                    Blob(one["path"].rpartition("/")[2], one["size"], one["last_modified"].timestamp()) for one in some
-                ]
+            try:
+                async with asyncio.timeout(_LIST_S):
+                    async for some in obstore.list(self._store, _BLOBS):
+                        found += [
+                            Blob(one["path"].rpartition("/")[2], one["size"], one["last_modified"].timestamp())
+                            for one in some
+                        ]
+                        if len(found) > _LISTED_LIMIT:
+                            raise OSError(f"it lists more than {_LISTED_LIMIT:,} files")
+            except TimeoutError:
+                raise OSError(f"its list of files did not end within {_LIST_S:g} s") from None
         return found
 
     async def remove(self, sha256: str) -> None:

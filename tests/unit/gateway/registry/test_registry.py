@@ -310,6 +310,36 @@ async def test_a_store_that_sends_more_than_requested_is_refused(monkeypatch: py
             [part async for part in blobs.read("0" * 64, 0, 10)]
 
 
+@pytest.mark.parametrize(
+    ("files_of_a_page", "problem"),
+    [(10, "lists more than 100 files"), (0, "did not end within 0.5 s")],
+    ids=["files", "empty"],
+)
+async def test_a_list_without_an_end_is_refused(
+    files_of_a_page: int, problem: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+    monkeypatch.setattr("firstline_gateway.registry.s3._LISTED_LIMIT", 100)
+    monkeypatch.setattr("firstline_gateway.registry.s3._LIST_S", 0.5)
+    dated = "<LastModified>2025-01-01T00:00:00.000Z</LastModified>"
+    file = f'<Contents><Key>blobs/{"0" * 64}</Key>{dated}<ETag>"a"</ETag><Size>1</Size></Contents>'
+    more = "<IsTruncated>true</IsTruncated><NextContinuationToken>more</NextContinuationToken>"
+    page = f"<ListBucketResult><Name>bundles</Name>{more}{file * files_of_a_page}</ListBucketResult>".encode()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%b" % (len(page), page))
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        blobs = S3Blobs(BUCKET, endpoint=f"http://127.0.0.1:{port}", region="us-east-1")
+        with pytest.raises(StoreUnavailableError, match=problem):
+            async with asyncio.timeout(10):
+                await blobs.all()
+
+
 async def test_incomplete_uploads_are_deleted(tmp_path: Path) -> None:
     folder = LocalBlobs(tmp_path / "blobs")
     old, new = (tmp_path / "blobs" / "incoming" / name for name in ("old", "new"))
