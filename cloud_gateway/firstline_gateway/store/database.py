@@ -34,11 +34,15 @@ BUSY_TIMEOUT_S = 5.0
 
 _CONNECT_TIMEOUT_S = 5
 _STATEMENT_TIMEOUT_S = 10
+# A group that meets a locked row is undone, and its operations are retried alone: after twice this time, which is less
+# than callers wait, all but the blocked one are done.
+_LOCK_TIMEOUT_S = 2
 # A server that disappeared without closing: after 10 s the connection is given up (tcp(7), TCP_USER_TIMEOUT).
 _SILENCE_TIMEOUT_S = 10
 _RETRY_AFTER_S = 5.0
 # SQLite's smallest page: SQLite takes a smaller file for a new one, and would delete the log that belongs to it.
 _LEAST_BYTES = 512
+_LOCK_NOT_AVAILABLE = "55P03"  # PostgreSQL, appendix A
 _MAGIC = b"SQLite format 3\0"
 _RESTORE = (
     "Put the store and its -wal and -shm files aside, then restore a backup: `firstline-gateway restore FILE "
@@ -114,6 +118,7 @@ class Database:
             if self.dialect == "postgresql":
                 connection.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
                 connection.execute(text("SET LOCAL statement_timeout = 0"))
+                connection.execute(text("SET LOCAL lock_timeout = 0"))
             yield connection
 
     def close(self) -> None:
@@ -303,6 +308,8 @@ def _advice(error: Exception) -> str:
     damage = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)
     if isinstance(cause, sqlite3.DatabaseError) and code in damage:
         return f"It is damaged. {_RESTORE}"
+    if getattr(cause, "sqlstate", None) == _LOCK_NOT_AVAILABLE:
+        return "Another session locks what it needs; end that session's transaction."
     return "Is it away, full or read-only?"
 
 
@@ -417,6 +424,7 @@ def _postgresql(url: URL, password: str) -> Engine:
 def _prepare_postgresql(connection: Any, _record: object) -> None:
     with connection.cursor() as cursor:
         cursor.execute(f"SET statement_timeout = {_STATEMENT_TIMEOUT_S * 1000}")
+        cursor.execute(f"SET lock_timeout = {_LOCK_TIMEOUT_S * 1000:.0f}")
         # What a commit promises must outlive the server; a server whose default is weaker is overruled here.
         cursor.execute(
             "SELECT set_config('synchronous_commit', 'on', false) "

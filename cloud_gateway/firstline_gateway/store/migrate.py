@@ -46,6 +46,7 @@ def lock(connection: Connection) -> None:
     """Takes the lock of schema changes for this transaction; SQLite's write transactions exclude each other anyway."""
     if connection.dialect.name == "postgresql":
         connection.execute(text("SET LOCAL statement_timeout = 0"))
+        connection.execute(text("SET LOCAL lock_timeout = 0"))
         connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _LOCK})
 
 

@@ -15,9 +15,11 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 from sqlalchemy import Connection, event, text
 from support.broker import free_port
+from support.databases import PostgreSql
 
 import firstline_gateway
 from firstline_core.errors import CapacityError, ConfigError, StoreUnavailableError
@@ -284,6 +286,29 @@ class TestWriter:
         assert _keys(database) == ["a", "b"]
         with pytest.raises(CapacityError, match="is closed"):
             writer.submit(lambda _: None)
+        database.close()
+
+    def test_a_row_that_another_session_locks_delays_others_briefly(
+        self, postgresql: PostgreSql, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("firstline_gateway.store.database._LOCK_TIMEOUT_S", 0.2)
+        found = postgresql.new_store()
+        database = open_database(found)
+        writer = Store(database)
+        writer.submit(lambda connection: connection.execute(_INSERT, {"key": "a"})).result()
+        gate = threading.Event()
+        with psycopg.connect(found.url.replace("+psycopg", "")) as operator:
+            operator.execute("UPDATE contract_pools SET record = 'operator'")
+            held = writer.submit(lambda _: gate.wait())  # what comes now makes one group
+            locked = writer.submit(lambda connection: connection.execute(text("DELETE FROM contract_pools")))
+            other = writer.submit(lambda connection: connection.execute(_INSERT, {"key": "b"}))
+            gate.set()
+            assert held.result()
+            with pytest.raises(StoreUnavailableError, match="Another session locks what it needs"):
+                locked.result(5)
+            other.result(5)
+        writer.close()
+        assert _keys(database) == ["a", "b"]
         database.close()
 
     def test_another_process_that_writes_is_waited_for(self, tmp_path: Path) -> None:
