@@ -75,6 +75,7 @@ class FirstlineError(Exception):
         code: stable, lower_snake_case; part of the wire format.
         retryable: whether the same call may succeed later, unchanged.
         message: one sentence that says what was wrong, where, and what to do.
+        public: the message for callers of a server; without what only the server's operator may know.
         retry_after_s: seconds after which a retry makes sense, if known.
         request_id: of the failed request; "" if it was not read yet, see `identify`.
         key: the part at fault of the object that the error is about, such as "preprocess" of a model; see `about`.
@@ -83,9 +84,10 @@ class FirstlineError(Exception):
     code: ClassVar[str] = "internal"
     retryable: ClassVar[bool] = False
 
-    def __init__(self, message: str, *, retry_after_s: float | None = None) -> None:
+    def __init__(self, message: str, *, retry_after_s: float | None = None, public: str = "") -> None:
         super().__init__(message)
         self.message = message
+        self.public = public or message
         self.retry_after_s = retry_after_s
         self.request_id = ""
         self.key = ""

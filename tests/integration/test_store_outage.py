@@ -44,6 +44,7 @@ async def refused_but_serving(gateway: Gateway, client: httpx.AsyncClient, seed:
     reply = await post(client, asked)
     assert (reply.status_code, reply.json()["code"]) == (503, "store_unavailable"), reply.text
     assert int(reply.headers["Retry-After"]) >= 1
+    assert "://" not in reply.text, "callers do not see the database's address"
     read(await post(client, live))
     await asyncio.gather(asyncio.wrap_future(gateway.contracts.refresh()), return_exceptions=True)
     shown = (await client.get("/firstline/v1/store")).json()
@@ -126,6 +127,7 @@ async def test_silent_database_delays_no_request(postgresql: PostgreSql, monkeyp
                 )
             await network.become(FINE)
             assert [reply.status_code for reply in changes] == [503] * 4, [reply.text for reply in changes]
+            assert not any("://" in reply.text for reply in (*shown, *changes))
             assert all("whether the change was made, before you send" in reply.text for reply in changes)
             await recovers(gateway, client, 1)
 
@@ -207,13 +209,14 @@ def test_a_disk_may_turn_read_only_under_a_gateway() -> None:
     found = json.loads(result)
     assert [status for status, _ in found["refused"]] == [503, 503]
     for _, sentence in found["refused"]:
-        assert "refuses: " in sentence
+        assert sentence.startswith("The gateway's store refuses; the gateway's log has the reason.")
         assert sentence.endswith("Is it away, full or read-only?")
     assert not found["shown"]["up"]
     assert "read-only?" in found["shown"]["problem"]
     assert found["repeated"], "what was answered can still be read"
     assert found["recovered"]
     assert "Traceback" not in output
+    assert f"The store sqlite:///{root}/gateway.db refuses: " in output
     assert sum("database refuses writes" in line for line in logged) == 1, output
 
 

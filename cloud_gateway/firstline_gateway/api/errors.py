@@ -105,7 +105,7 @@ def _problem(status: int, error: FirstlineError) -> Response:
         "type": "about:blank",
         "title": HTTPStatus(status).phrase,
         "status": status,
-        "detail": error.message,
+        "detail": error.public,
         "code": error.code,
         "request_id": error.identify(),
     }

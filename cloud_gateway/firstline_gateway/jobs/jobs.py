@@ -239,7 +239,7 @@ class Jobs:
                     )
                 return
             failure: FirstlineError = DeadlineExceededError(
-                f"The job could not be run within {self.settings.age_s:g} s (jobs.age_s). {error.message}"
+                f"The job could not be run within {self.settings.age_s:g} s (jobs.age_s). {error.public}"
             )
         except Exception:  # the outermost loop of a job
             log.exception("job failed unexpectedly", request_id=job.job_id)

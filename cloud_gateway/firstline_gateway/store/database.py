@@ -129,15 +129,21 @@ class Database:
         try:
             yield
         except DataError as error:
-            raise RequestError(f"The store {self.shown} can hold no such value: {reason_of(error)}.") from error
+            raise RequestError(f"The store can hold no such value: {reason_of(error)}.") from error
         except (DBAPIError, PoolTimeoutError) as error:
+            advice = _advice(error)
             raise StoreUnavailableError(
-                f"The store {self.shown} refuses: {reason_of(error)}. {_advice(error)}",
+                f"The store {self.shown} refuses: {reason_of(error)}. {advice}",
                 retry_after_s=_RETRY_AFTER_S,
+                public=f"The gateway's store refuses; the gateway's log has the reason. {advice}",
             ) from error
         except damage as error:
             log.debug("store damaged", exc_info=error)
-            raise StoreDamagedError(_damaged(self.shown, error), retry_after_s=_RETRY_AFTER_S) from error
+            raise StoreDamagedError(
+                _damaged(f"The store {self.shown}", error),
+                retry_after_s=_RETRY_AFTER_S,
+                public=_damaged("The gateway's store", error),
+            ) from error
 
 
 def connect(found: settings.Store) -> Database:
@@ -225,7 +231,7 @@ def _as_settings(database: Database) -> Iterator[None]:
     except FirstlineError:
         raise
     except Exception as error:  # whatever a damaged file makes the driver or Alembic raise
-        raise ConfigError(f"store.url: {_damaged(database.shown, error)}") from error
+        raise ConfigError(f"store.url: {_damaged(f'The store {database.shown}', error)}") from error
 
 
 def _connect_undamaged(found: settings.Store) -> Database:
@@ -260,8 +266,8 @@ def _check_pages(connection: Connection, shown: str) -> None:
             raise ConfigError(f"store.url: The store {shown} is damaged: {result.splitlines()[-1]}. {_RESTORE}")
 
 
-def _damaged(shown: str, error: Exception) -> str:
-    return f"The store {shown} is damaged: {type(error).__name__}, {reason_of(error)}. {_RESTORE}"
+def _damaged(store: str, error: Exception) -> str:
+    return f"{store} is damaged: {type(error).__name__}, {reason_of(error)}. {_RESTORE}"
 
 
 def _lost(shown: str) -> str:

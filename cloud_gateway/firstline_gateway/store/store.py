@@ -148,9 +148,9 @@ async def limited_wait(
         async with asyncio.timeout(PATIENCE_S):
             yield
     except TimeoutError as error:
+        late = f"did not answer within {PATIENCE_S:g} s; {advice}."
         raise StoreUnavailableError(
-            f"The store {database.shown} did not answer within {PATIENCE_S:g} s; {advice}.",
-            retry_after_s=_RETRY_AFTER_S,
+            f"The store {database.shown} {late}", retry_after_s=_RETRY_AFTER_S, public=f"The gateway's store {late}"
         ) from error
 
 

@@ -163,7 +163,7 @@ def status_of(error: errors.FirstlineError) -> int:
 
 def error_body(error: errors.FirstlineError) -> bytes:
     """Returns `{"error": sentence, "code": code, "request_id": id}`, with `retry_after_s` if the error has it."""
-    body: dict[str, Any] = {"error": error.message, "code": error.code, "request_id": error.identify()}
+    body: dict[str, Any] = {"error": error.public, "code": error.code, "request_id": error.identify()}
     if error.retry_after_s is not None:
         body["retry_after_s"] = round(error.retry_after_s, 3)
     return orjson.dumps(body)

@@ -44,7 +44,7 @@ class GroupWriter(Generic[Transaction]):
     Args:
         begin: opens a transaction that is durable once the block has ended, and undone if the block raises. Raises
             `refusal` while the database is unavailable.
-        name: names the database in errors and log lines, e.g. "store sqlite:///gateway.db".
+        name: names the database in log lines, e.g. "store sqlite:///gateway.db"; errors have its first word.
         refusal: the error by which `begin` says that the database is unavailable.
         log: receives one line when the database starts to refuse, and one when it accepts writes again.
 
@@ -63,6 +63,7 @@ class GroupWriter(Generic[Transaction]):
     ) -> None:
         self._begin = begin
         self._name = name
+        self._kind = name.partition(" ")[0]
         self._refusal = refusal
         self._log = log
         self._queue: SimpleQueue[_Work | None] = SimpleQueue()
@@ -73,7 +74,7 @@ class GroupWriter(Generic[Transaction]):
 
     def _start(self) -> None:
         """Starts to take groups from the queue; a simulation replaces the thread by timers."""
-        self._thread = threading.Thread(target=self._run, name=f"{self._name.split()[0]}-writer", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"{self._kind}-writer", daemon=True)
         self._thread.start()
 
     def submit(self, operation: Callable[[Transaction], _T | FirstlineError]) -> Future[_T]:
@@ -110,13 +111,13 @@ class GroupWriter(Generic[Transaction]):
         """
         if self._queue.qsize() >= _WAITING_LIMIT:
             raise self._refusal(
-                f"{_WAITING_LIMIT} writes wait for the {self._name}; come back later.", retry_after_s=_RETRY_AFTER_S
+                f"{_WAITING_LIMIT} writes wait for the {self._kind}; come back later.", retry_after_s=_RETRY_AFTER_S
             )
         done: Future[_U] = Future()
         with self._gate:
             if self.closed:
                 raise NotReadyError(
-                    f"The {self._name} is closed and stores nothing more.", retry_after_s=_RETRY_AFTER_S
+                    f"The {self._kind} is closed and stores nothing more.", retry_after_s=_RETRY_AFTER_S
                 )
             self._queue.put(_Work(operation, then, done, writes, apart, key))
         return done

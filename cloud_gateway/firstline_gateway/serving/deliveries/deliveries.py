@@ -60,7 +60,7 @@ class Deliveries:
         self._results = metrics.counter("deliveries_total", "Requests that keep a device's promise.", ("result",))
         self._under_way: dict[DeliveryKey, tuple[bytes, asyncio.Task[InferResponse]]] = {}
         self._rests_until_s = 0.0
-        self._refusal = ""
+        self._refusal = self._public_refusal = ""
         self._readers = Readers(self.store.database)
 
     def close(self, timeout_s: float | None = None) -> bool:
@@ -151,13 +151,13 @@ class Deliveries:
         """Returns the reply of the store, unless it refused a moment ago."""
         if self.clock.monotonic_s() < self._rests_until_s:
             self._results.labels("refused").inc()
-            raise StoreUnavailableError(self._refusal, retry_after_s=_RETRY_AFTER_S)
+            raise StoreUnavailableError(self._refusal, retry_after_s=_RETRY_AFTER_S, public=self._public_refusal)
         try:
             async with limited_wait(self.store.database):  # a device repeats a request without an answer
                 return await ask()
         except StoreUnavailableError as error:
             refused = error
         self._results.labels("refused").inc()
-        self._refusal = refused.message
+        self._refusal, self._public_refusal = refused.message, refused.public
         self._rests_until_s = self.clock.monotonic_s() + _REST_S
         raise refused

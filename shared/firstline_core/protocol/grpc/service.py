@@ -221,7 +221,7 @@ class InferenceService:
                 # Triton's marker for models with several responses; here there is always one.
                 reply.infer_response.parameters["triton_final_response"].bool_param = True
             except FirstlineError as error:
-                reply.error_message = error.message
+                reply.error_message = error.public
                 reply.infer_response.parameters["code"].string_param = error.code
                 reply.infer_response.id = journal.id
                 error.__traceback__ = None  # see `_refuse`
@@ -350,8 +350,10 @@ def _refuse(context: Context, error: FirstlineError) -> bytes:
 
     `context.abort` would raise, and gRPC never frees the frames that its exception passes, nor the message in them.
     """
+    if error.public != error.message:
+        log.info("call refused", request_id=error.identify(), code=error.code, error=error.message)
     context.set_code(status_of(error))
-    context.set_details(error.message)
+    context.set_details(error.public)
     context.set_trailing_metadata(trailers_of(error))
     error.__traceback__ = None  # it leads to frames that refer to the error and to the message
     return b""
