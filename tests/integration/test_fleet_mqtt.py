@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from support.broker import Broker
 from support.desired import desire
 from support.fleet_gateway import fleet_gateway
+from support.logs import captured_lines
 from support.mqtt_device import MqttDevice, device_at
 from support.waiting import until
 
@@ -102,6 +103,27 @@ async def test_document_over_the_brokers_limit_delays_no_other_device(
             return not await gateway.fleet.unpublished(10)
 
         await until(published)
+
+
+async def test_topic_that_the_broker_refuses_delays_no_other_device(
+    start_mosquitto: Callable[..., Broker], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("firstline_gateway.fleet.broker._AT_ONCE", 1)
+    acl = "".join(f"topic {access} firstline/v1/{name}\n" for access, name in [("read", "#"), ("write", "cam-c/#")])
+    broker = start_mosquitto(acl=acl)
+    async with fleet_gateway(broker, tmp_path) as gateway:
+        with captured_lines() as lines:
+            await desire(gateway, ["cam-a", "cam-b", "cam-c"], lambda _, before: replace(before, models=(WANTED,)))
+
+            async def published() -> bool:
+                return [name for name, _ in await gateway.fleet.unpublished(10)] == ["cam-a", "cam-b"]
+
+            await until(published)
+        assert [line["device"] for line in lines if line["event"] == "desired state refused by the broker"] == [
+            "cam-a",
+            "cam-b",
+        ]
+        assert gateway.metrics.registry.get_sample_value("firstline_gateway_fleet_mqtt_refused_total") >= 2
 
 
 async def test_late_will_does_not_mark_a_device_offline(mosquitto: Broker, tmp_path: Path) -> None:

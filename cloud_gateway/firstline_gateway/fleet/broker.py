@@ -15,7 +15,14 @@ from typing import Annotated
 import msgspec
 
 from firstline_core.clock import Clock
-from firstline_core.errors import CapacityError, ConfigError, FirstlineError, PayloadTooLargeError, UnauthorizedError
+from firstline_core.errors import (
+    CapacityError,
+    ConfigError,
+    FirstlineError,
+    PayloadTooLargeError,
+    ProtocolError,
+    UnauthorizedError,
+)
 from firstline_core.fleet.telemetry import Telemetry
 from firstline_core.fleet.twin import LIMIT_BYTES, Reported, read_document
 from firstline_core.protocol.mqtt import MqttClient
@@ -27,6 +34,8 @@ from firstline_gateway.fleet.fleet import Fleet
 
 _LEAVES = ("state", "reported", "telemetry")
 _AT_ONCE = 256
+# A broker that refuses as many topics in one round refuses all: the others wait for the next round.
+_REFUSED_LIMIT = 1000
 # Longest delay until desired documents of another replica are published.
 _LOOK_S = 2.0
 
@@ -68,6 +77,10 @@ class FleetBroker:
             "fleet_mqtt_connected",
             "1 while the fleet's connection to the broker is established.",
             lambda: float(self._client.connected),
+        )
+        self._refused: set[str] = set()
+        self._refusals = self.metrics.counter(
+            "fleet_mqtt_refused_total", "Desired documents that the broker refused; each is sent again."
         )
         self._publishing = PeriodicTask(
             "desired state", self._publish, interval_s=_LOOK_S, clock=self.clock, wake=self.due
@@ -118,14 +131,23 @@ class FleetBroker:
             LinkError: the connection is lost.
         """
         if self._client.connected:
-            while await self._publish_some():
+            refused: set[str] = set()
+            while await self._publish_some(refused) and len(refused) < _REFUSED_LIMIT:
                 pass
+            self._refused = refused
 
-    async def _publish_some(self) -> bool:
-        """Publishes some of the due documents; returns whether there may be more."""
-        due = await self.fleet.unpublished(_AT_ONCE)
+    async def _publish_some(self, refused: set[str]) -> bool:
+        """Publishes some of the due documents; returns whether there may be more.
+
+        Args:
+            refused: the devices whose topics the broker has refused in this round; those of these documents are added.
+        """
+        limit = _AT_ONCE + len(refused)
+        due = await self.fleet.unpublished(limit)
         done: dict[str, int] = {}
         for device, desired in due:
+            if device in refused:
+                continue
             try:
                 topic = Topics(device, self.prefix).desired
                 await self._client.publish(Publication(topic, msgspec.json.encode(desired), retain=True))
@@ -133,7 +155,13 @@ class FleetBroker:
                 log.error("device name not usable over MQTT", device=ascii(device), error=error.message)
             except PayloadTooLargeError as error:  # the documents of other devices must not wait for this one
                 log.error("desired state not taken by the broker", device=device, error=error.message)
+            except (UnauthorizedError, ProtocolError) as error:  # of this topic; the next round tries it again
+                refused.add(device)
+                self._refusals.inc()
+                if device not in self._refused:
+                    log.error("desired state refused by the broker", device=device, error=error.message)
+                continue
             done[device] = desired.revision
         if done:
             await self.fleet.mark_published(done)
-        return len(due) == _AT_ONCE
+        return len(due) == limit
