@@ -33,7 +33,7 @@ from firstline_core.protocol.http_client import HttpReply
 from firstline_core.protocol.limits import Limits
 from firstline_core.protocol.oip import Encoded, decode_response, encode_request
 from firstline_core.protocol.tensors import shown
-from firstline_core.runtime.base import cast_feed
+from firstline_core.runtime.base import cast_feed, fits
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.tasks.base import check_outputs
 from firstline_core.types import (
@@ -239,11 +239,25 @@ class V2Model(RemoteModel):
         outputs = {name: _output_of(response, name) for name in loaded.output_names}
         try:
             return loaded.finish(outputs, rows)
-        except (ValueError, TypeError, IndexError) as error:  # NumPy's, for another shape or datatype than declared
+        except (ValueError, TypeError, IndexError) as error:  # NumPy's
+            if self._are_as_declared(outputs, row_count(loaded.feeds(rows))):
+                raise InferenceError(
+                    f"The bundle's postprocessing of '{self._served.key.name}' failed: {str(error)[:_ERROR_CHARS]}."
+                ) from error
             raise ProtocolError(
                 f"Its outputs for '{self._served.key.name}' have another shape or datatype than its metadata says: "
                 f"{str(error)[:_ERROR_CHARS]}."
             ) from error
+
+    def _are_as_declared(self, outputs: Arrays, rows: int) -> bool:
+        """Returns whether a server gave what it declares, so that not the server is at fault."""
+        specs = {spec.name: spec for spec in self._known().runtime.outputs}
+        return all(
+            array.shape[:1] == (rows,)
+            and array.dtype == DATATYPES[specs[name].datatype]
+            and (not specs[name].shape or fits(array.shape, specs[name].shape))
+            for name, array in outputs.items()
+        )
 
     def _known(self) -> LoadedModel:
         assert self.loaded is not None  # noqa: S101 (no server gets a batch before one is known to have the model)

@@ -22,6 +22,7 @@ from firstline_core.protocol.limits import DEFAULT_LIMITS
 from firstline_core.protocol.oip import Origin, decode_request, encode_response
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.types import PROBABILITIES, Array, InferRequest, InferResponse, Tensor
+from firstline_gateway.executors.dispatch.dispatcher import is_executor_fault
 from firstline_gateway.executors.local import run_batch
 from firstline_gateway.executors.oip.dialects import FirstlineModel, V2Model
 from firstline_gateway.models.folder import ModelsFolder
@@ -160,6 +161,22 @@ def test_numbers_that_are_no_probabilities_are_an_error(served: ServedModel) -> 
 def test_outputs_of_another_form_than_declared_are_an_error(served: ServedModel, logits: Array) -> None:
     with pytest.raises(ProtocolError, match="another shape or datatype than its metadata says"):
         made(served).read(reply(logits), "r", ROW)
+
+
+def test_a_server_is_not_blamed_for_the_bundles_postprocessing(
+    served: ServedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*_: object) -> None:
+        raise ValueError("operands could not be broadcast together")
+
+    model = made(served)
+    monkeypatch.setattr(model.loaded, "finish", failing)
+    with pytest.raises(InferenceError, match="postprocessing of 'digits' failed: operands could not") as failed:
+        model.read(reply(np.zeros((1, 10), np.float32)), "r", ROW)
+    assert not is_executor_fault(failed.value)
+    for other in (np.zeros((2, 10), np.float32), np.zeros((1, 9), np.float32), np.zeros((1, 10))):
+        with pytest.raises(ProtocolError):
+            model.read(reply(other), "r", ROW)
 
 
 def named(part: str, **changes: Any) -> dict[str, Any]:
