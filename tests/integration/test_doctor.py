@@ -129,6 +129,31 @@ async def test_the_fleets_bundle_is_compared_instead_of_the_configured_one(tmp_p
     assert "digits 4" in next(model_findings(settings)).subject
 
 
+@pytest.mark.parametrize(
+    ("changed", "detail", "advice"),
+    [
+        ({"adaptation__enabled": True}, "adaptation.enabled changes nothing: the bundle has one", "firstline compress"),
+        (
+            {"models__as_planned": True},
+            "models.as_planned changes nothing: there is no profile",
+            "profile create digits",
+        ),
+    ],
+)
+def test_settings_that_change_nothing_for_a_bundle_give_a_hint(
+    changed: dict[str, bool], detail: str, advice: str, tmp_path: Path
+) -> None:
+    bundle = shutil.copytree(DIGITS, tmp_path / "digits")
+    manifest = json.loads((bundle / "manifest.json").read_text())
+    (bundle / "manifest.json").write_text(json.dumps(manifest | {"edge": manifest["edge"][:1]}))
+    settings = {"models__directories": [str(bundle)]}
+    assert len(list(model_findings(edge_settings(tmp_path, **settings)))) == 1
+    [_, found] = model_findings(edge_settings(tmp_path, **settings, **changed))
+    assert (found.subject, found.severity) == ("model digits 1", Severity.HINT)
+    assert detail in found.detail
+    assert advice in found.advice
+
+
 async def test_an_unknown_authority_of_the_gateway_is_named_once(tmp_path: Path) -> None:
     async with tls_site(tmp_path / "site") as site:
         settings = edge_settings(tmp_path / "state", links=[{"kind": "http", "url": site.url}])

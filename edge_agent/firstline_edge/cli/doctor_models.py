@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 from firstline_core.bundle.loading import load_model, load_scorer
 from firstline_core.bundle.manifest import (
@@ -24,6 +25,7 @@ from firstline_edge.cascade.cascade import policy_from
 from firstline_edge.cli.findings import Finding, Severity, hint, hint_if, ok, problem, warning
 from firstline_edge.fleet.updates.model_store import current_bundles
 from firstline_edge.models.loading import bundle_paths, quickest_ms
+from firstline_edge.models.profiles import Profiles
 from firstline_edge.settings.settings import EdgeSettings
 from firstline_edge.state import StatePaths
 
@@ -98,7 +100,20 @@ def _bundle_findings(bundle: Bundle, options: RuntimeOptions, settings: EdgeSett
     return [  # a variant that does not load is not missed if another one does
         warning(f.subject, f.detail, f"{f.advice}; until then {used} is used") if f.severity is Severity.ERROR else f
         for f in findings
-    ]
+    ] + list(_idle_settings(name, bundle, settings))
+
+
+def _idle_settings(name: str, bundle: Bundle, settings: EdgeSettings) -> Iterator[Finding]:
+    """Yields a hint for each setting that changes nothing for this bundle."""
+    if settings.adaptation.enabled and len(bundle.manifest.edge) == 1:
+        advice = "add smaller variants with firstline compress, or set adaptation.enabled = false"
+        yield hint(name, "adaptation.enabled changes nothing: the bundle has one edge variant", advice)
+    if settings.models.as_planned:
+        profiles = Profiles(settings.state_dir, Path(settings.hardware.root))
+        if profiles.of(bundle) is None:
+            why = " ".join(profiles.problems.values()) or "there is no profile of this device"
+            advice = f"edge-agent profile create {bundle.manifest.name}"
+            yield hint(name, f"models.as_planned changes nothing: {why}", advice)
 
 
 def _certification(manifest: Manifest, model: Model, policy: Policy) -> str:
