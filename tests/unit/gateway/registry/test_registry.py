@@ -335,7 +335,7 @@ async def test_a_list_without_an_end_is_refused(
     async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
         blobs = S3Blobs(BUCKET, endpoint=f"http://127.0.0.1:{port}", region="us-east-1")
-        with pytest.raises(StoreUnavailableError, match=problem):
+        with pytest.raises(errors.StoreUnavailableError, match=problem):
             async with asyncio.timeout(10):
                 await blobs.all()
 
