@@ -6,6 +6,7 @@ import gc
 import logging
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from importlib.util import find_spec
@@ -43,6 +44,8 @@ BrokerStarter = Callable[..., Broker]
 
 _CHECKOUT = Path(__file__).parents[1]
 _UNIT, _PROPERTY = (Path(__file__).parent / folder for folder in ("unit", "property"))
+# As long as the process: of `firstline_core.protocol.http`, tqdm and grpc.aio.
+_LASTING_THREADS = ("decoding", "tqdm_monitor", "_poll_wrapper")
 _CLIENTS_PYTHON = _CHECKOUT / ".venv-clients" / "bin" / "python"
 
 
@@ -125,6 +128,17 @@ def _logging_as_it_was() -> Iterator[None]:
     for logger, before in levels.items():
         if logger.level != before:  # each call would empty the caches of all loggers
             logger.setLevel(before)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _threads_end() -> Iterator[None]:
+    """Expects that the threads of a file's tests and fixtures end; a test of another file could wait for them."""
+    before = set(threading.enumerate())
+    yield
+    for thread in set(threading.enumerate()) - before:
+        if not any(name in thread.name for name in _LASTING_THREADS):
+            thread.join(10)
+            assert not thread.is_alive(), f"the thread {thread.name} is left"
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -60,7 +60,7 @@ async def house(broker: Broker | None, tmp_path: Path) -> AsyncIterator[House]:
     await until(lambda: gateway._mqtt is not None and gateway._mqtt.connected)
     yield House(mqtt, gateway, executor)
     await mqtt.close()
-    await gateway._mqtt.close()
+    await gateway.close()
 
 
 def asked(value: float = 3, priority: int = 0) -> InferRequest:

@@ -43,8 +43,10 @@ async def client(tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
 
 
 @pytest.fixture
-def gated(tmp_path: Path) -> tuple[Gateway, GatedExecutor]:
-    return gated_gateway(tmp_path, execution__queue_requests=2)
+async def gated(tmp_path: Path) -> AsyncIterator[tuple[Gateway, GatedExecutor]]:
+    gateway, executor = gated_gateway(tmp_path, execution__queue_requests=2)
+    yield gateway, executor
+    await gateway.close()
 
 
 async def test_only_devices_choose_the_request_id(

@@ -40,14 +40,15 @@ async def gateway_at(
 ) -> AsyncIterator[Gateway]:
     settings = gateway_settings(folder, broker=broker, **({"auth__mode": "off"} | overrides))
     models = {served.key: served.loaded for served in digits_repository()}
-    gateway = gateway_of(settings, executor or LocalExecutor(models, sessions=1, max_batch_rows=8))
+    local = LocalExecutor(models, sessions=1, max_batch_rows=8)
+    gateway = gateway_of(settings, executor or local)
     await gateway.start()
     try:
         await wait_for_gauge(gateway, "firstline_gateway_mqtt_connected")
         yield gateway
     finally:
-        # Not `close`, which would free the models that the other tests share.
-        await gateway._mqtt.close()
+        local._models.clear()  # or their end would free those that the other tests share
+        await gateway.close()
 
 
 def counted(gateway: Gateway, metric: str) -> float:

@@ -44,7 +44,8 @@ class Replica:
         self.rollouts = Rollouts(self.opened.store, clock=clock, service=service, delta=0.05, on_change=lambda: None)
         self.driver = RolloutDriver(self.opened.store, clock=clock, service=service, on_desired=lambda: None)
 
-    def close(self) -> None:
+    async def close(self) -> None:
+        await self.driver.close()
         self.opened.close()
 
 
@@ -54,7 +55,7 @@ async def replicas(store: Store, clock: SimulatedClock) -> AsyncIterator[tuple[R
         found = []
         for _ in range(2):
             found.append(Replica(store, clock))
-            stack.callback(found[-1].close)
+            stack.push_async_callback(found[-1].close)
         yield found[0], found[1]
 
 

@@ -27,6 +27,7 @@ async def identity(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncItera
         found = IdentityService(load(None, overrides=overrides), opened.store, clock=SYSTEM_CLOCK)
         yield found
         await found.close()
+        assert found.readers.close(5)
 
 
 def connection(headers: dict[str, str] | None = None, *, presented: ClientCertificate | None = None) -> HTTPConnection:

@@ -1,7 +1,8 @@
 """API keys in the store, on both databases."""
 
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
@@ -20,13 +21,24 @@ from firstline_gateway.tables import open_database
 
 NOW_S = 1_800_000_000.0
 
-
-def open_gatekeeper(database: Database, clock: SimulatedClock | None = None) -> Gatekeeper:
-    clock = clock or SimulatedClock(wall_start_s=NOW_S)
-    return Gatekeeper(Readers(database), AuthorityFolder(Path("absent"), clock), refresh_s=1, grace_s=0, clock=clock)
+OpenGatekeeper = Callable[..., Gatekeeper]
 
 
-async def test_a_key_is_found_by_its_text_which_is_never_stored(database: Database) -> None:
+@pytest.fixture
+def open_gatekeeper() -> Iterator[OpenGatekeeper]:
+    with ExitStack() as opened:
+
+        def open_it(database: Database, clock: SimulatedClock | None = None) -> Gatekeeper:
+            clock, readers = clock or SimulatedClock(wall_start_s=NOW_S), Readers(database)
+            opened.callback(readers.close)
+            return Gatekeeper(readers, AuthorityFolder(Path("absent"), clock), refresh_s=1, grace_s=0, clock=clock)
+
+        yield open_it
+
+
+async def test_a_key_is_found_by_its_text_which_is_never_stored(
+    database: Database, open_gatekeeper: OpenGatekeeper
+) -> None:
     with database.begin() as on:
         text = keys.create_key(on, "shop", ("fleet", "infer"), now_s=NOW_S)
     assert len(text) == len("flk_") + 43
@@ -38,7 +50,7 @@ async def test_a_key_is_found_by_its_text_which_is_never_stored(database: Databa
     assert row.scopes == "infer fleet"
 
 
-async def test_any_other_text_finds_no_key(database: Database) -> None:
+async def test_any_other_text_finds_no_key(database: Database, open_gatekeeper: OpenGatekeeper) -> None:
     with database.begin() as on:
         text = keys.create_key(on, "shop", ("infer",), now_s=NOW_S)
     gatekeeper = open_gatekeeper(database)
@@ -47,7 +59,9 @@ async def test_any_other_text_finds_no_key(database: Database) -> None:
             await gatekeeper.authenticate_key(wrong)
 
 
-async def test_a_running_gateway_sees_new_keys_at_once_and_revoked_ones_soon(database: Database) -> None:
+async def test_a_running_gateway_sees_new_keys_at_once_and_revoked_ones_soon(
+    database: Database, open_gatekeeper: OpenGatekeeper
+) -> None:
     gatekeeper = open_gatekeeper(database)
     with database.begin() as on:
         text = keys.create_key(on, "shop", ("infer",), now_s=NOW_S)
@@ -61,7 +75,7 @@ async def test_a_running_gateway_sees_new_keys_at_once_and_revoked_ones_soon(dat
         assert keys.create_key(on, "shop", ("infer",), now_s=NOW_S) != text, "the name is free again"
 
 
-async def test_a_key_expires(database: Database) -> None:
+async def test_a_key_expires(database: Database, open_gatekeeper: OpenGatekeeper) -> None:
     clock = SimulatedClock(wall_start_s=NOW_S)
     with database.begin() as on:
         text = keys.create_key(on, "shop", ("infer",), now_s=NOW_S, expires_s=NOW_S + 10)
@@ -73,7 +87,9 @@ async def test_a_key_expires(database: Database) -> None:
 
 
 @pytest.mark.parametrize("column", ["expires_s", "requests_per_s", "revoked_s"])
-async def test_a_damaged_key_refuses_no_others(tmp_path: Path, column: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_damaged_key_refuses_no_others(
+    tmp_path: Path, open_gatekeeper: OpenGatekeeper, column: str, caplog: pytest.LogCaptureFixture
+) -> None:
     with closing(open_database(sqlite_store(tmp_path))) as database:
         with database.begin() as on:
             damaged, whole = (keys.create_key(on, name, ("infer",), now_s=NOW_S) for name in ("shop", "kiosk"))
@@ -86,7 +102,7 @@ async def test_a_damaged_key_refuses_no_others(tmp_path: Path, column: str, capl
     assert "credential damaged" in caplog.text and "shop" in caplog.text
 
 
-async def test_a_damaged_key_can_be_revoked_while_gateways_run(tmp_path: Path) -> None:
+async def test_a_damaged_key_can_be_revoked_while_gateways_run(tmp_path: Path, open_gatekeeper: OpenGatekeeper) -> None:
     with closing(open_database(sqlite_store(tmp_path))) as database:
         with database.begin() as on:
             text = keys.create_key(on, "shop", ("infer",), now_s=NOW_S)
@@ -98,7 +114,9 @@ async def test_a_damaged_key_can_be_revoked_while_gateways_run(tmp_path: Path) -
         assert not gatekeeper.holds(text)
 
 
-def test_a_damaged_certificate_stays_on_the_list_of_revoked_ones(tmp_path: Path) -> None:
+def test_a_damaged_certificate_stays_on_the_list_of_revoked_ones(
+    tmp_path: Path, open_gatekeeper: OpenGatekeeper
+) -> None:
     with closing(open_database(sqlite_store(tmp_path))) as database:
         with database.begin() as on:
             row = {"serial": "0a", "device": "cam", "issued_s": NOW_S, "revoked_s": NOW_S, "changed": 1}
@@ -111,7 +129,9 @@ def test_a_damaged_certificate_stays_on_the_list_of_revoked_ones(tmp_path: Path)
         assert not credentials.admits("cam", NOW_S)
 
 
-def test_a_device_with_a_damaged_time_of_revocation_stays_revoked(tmp_path: Path) -> None:
+def test_a_device_with_a_damaged_time_of_revocation_stays_revoked(
+    tmp_path: Path, open_gatekeeper: OpenGatekeeper
+) -> None:
     with closing(open_database(sqlite_store(tmp_path))) as database:
         with database.begin() as on:
             on.execute(insert(DEVICES).values(name="cam", enrolled_s=NOW_S, revoked_s=literal_column("'x'"), changed=1))
@@ -119,7 +139,7 @@ def test_a_device_with_a_damaged_time_of_revocation_stays_revoked(tmp_path: Path
         assert open_gatekeeper(database).credentials.is_revoked("cam")
 
 
-async def test_a_key_may_be_used_so_often(database: Database) -> None:
+async def test_a_key_may_be_used_so_often(database: Database, open_gatekeeper: OpenGatekeeper) -> None:
     clock = SimulatedClock(wall_start_s=NOW_S)
     with database.begin() as on:
         text = keys.create_key(on, "shop", ("infer",), now_s=NOW_S, requests_per_s=2)
