@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import socket
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 HOST = "127.0.0.1"
@@ -15,6 +17,7 @@ _SBIN = Path("/usr/sbin/mosquitto")  # Debian's place, which is not on every use
 _START_TIMEOUT_S = 10.0
 _RETRY_INTERVAL_S = 0.005
 _ATTEMPTS = 5
+_RANDOM = random.SystemRandom()  # a test may have seeded the other generator, as another worker's did
 
 
 def find_mosquitto() -> Path | None:
@@ -29,11 +32,14 @@ def find_mosquitto() -> Path | None:
 
 
 def free_port() -> int:
-    """A loopback TCP port that nothing listens on at this moment."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A loopback TCP port without a listener, below those that the system gives to connections and to port 0.
+
+    So no other test gets it before it is used, or while its server is stopped.
+    """
+    while True:
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind((HOST, port := _RANDOM.randrange(12_000, 32_000)))
+            return port
 
 
 def write_password_file(path: Path, users: Mapping[str, str]) -> Path:

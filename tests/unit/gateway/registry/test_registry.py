@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import httpx
 import pytest
+from support.broker import free_port
 from support.databases import OpenStore
 from support.logs import captured_lines
 from tuf.api.metadata import Snapshot, TargetFile, Targets, Timestamp
@@ -181,9 +182,7 @@ def test_a_day_is_warned_of_in_the_words_for_it() -> None:
 @pytest.fixture(scope="module")
 def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """moto's server, which speaks S3 over HTTP."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     log = (tmp_path_factory.mktemp("s3") / "log").open("wb")
     command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
     environment = {**os.environ, "PYTHONWARNINGS": "ignore"}
