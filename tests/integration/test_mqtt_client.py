@@ -162,6 +162,8 @@ async def test_unacknowledged_publication_fails_with_the_connection(mosquitto: B
 async def test_attempts_start_before_there_is_a_broker(mosquitto: Broker) -> None:
     mosquitto.stop()
     client = MqttClient(settings(mosquitto))
+    client.start()
+    await client.first_attempt()
     with pytest.raises(errors.LinkDownError, match="cannot be reached"):
         await client.connect(0.1)
     mosquitto.start()

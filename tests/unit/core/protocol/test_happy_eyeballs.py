@@ -43,9 +43,10 @@ def test_a_refusing_first_address_delays_nothing(free_port: int) -> None:
             (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", free_port)),
         ]
         patched.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+        patched.setattr(happy_eyeballs, "DELAY_S", 10.0)
         started_s = time.monotonic()
-        happy_eyeballs.connect(NAME, free_port, 5).close()
-        assert time.monotonic() - started_s < 0.2
+        happy_eyeballs.connect(NAME, free_port, 20).close()
+        assert time.monotonic() - started_s < 5
 
 
 def test_silence_of_every_address_is_a_timeout() -> None:

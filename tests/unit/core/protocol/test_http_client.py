@@ -366,18 +366,17 @@ async def test_connections_that_a_network_forgets_are_not_reused(over: str, monk
 
     doubting = connecting(over, doubts_idle=True)
     async with serving(doubting, lambda _, count: b"" if count else OK) as (server, client):
+        began_s = time.monotonic()
         await post(client)
         await asyncio.sleep(0.06)
         started_s = time.monotonic()
-        with pytest.raises(
-            StaleConnectionError, match=r"no byte within 0\.1 s over a connection that was idle for 0\."
-        ):
-            await post(client, timeout_s=0.2)
-        assert time.monotonic() - started_s < 0.19
+        with pytest.raises(StaleConnectionError, match=r"no byte within 1 s over a connection that was idle for 0\."):
+            await post(client, timeout_s=2)
+        assert time.monotonic() - started_s < 1.9
         for used in range(2, 5):  # the client has learned how soon they are forgotten
             assert await post(client, timeout_s=1) == (200, b"hi")
             assert server.connections == used
-            await asyncio.sleep(0.06)
+            await asyncio.sleep(started_s - began_s)  # no shorter than before
 
 
 async def test_a_long_upload_does_not_count_as_silence(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -395,7 +394,7 @@ async def test_a_long_upload_does_not_count_as_silence(monkeypatch: pytest.Monke
 async def test_a_slow_answer_over_a_new_connection_has_all_the_time() -> None:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"body")
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(1.1)
         writer.write(OK)
         await reader.read()
         writer.close()
@@ -404,7 +403,7 @@ async def test_a_slow_answer_over_a_new_connection_has_all_the_time() -> None:
     ended = asyncio.Event()
     async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
         client = connecting(doubts_idle=True)(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
-        assert await post(client, timeout_s=0.5) == (200, b"hi")
+        assert await post(client, timeout_s=2) == (200, b"hi")
         await client.close()
         await asyncio.wait_for(ended.wait(), 5)
 
