@@ -4,22 +4,28 @@ import asyncio
 import contextlib
 import json
 import random
+import selectors
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
+from msgspec import structs
 from support.escalations import request, response
+from support.proxy import ChaosProxy, Network
 
+from bench.simulation.simulated_time import LoopClock
 from firstline_core import errors
 from firstline_core.clock import SYSTEM_CLOCK
+from firstline_core.ids import new_request_id
 from firstline_core.protocol import http, http_client
 from firstline_core.protocol import http as wire
 from firstline_core.protocol.http import error_body
 from firstline_core.protocol.limits import Limits
 from firstline_core.protocol.oip import Origin, decode_request, encode_response
 from firstline_core.telemetry.trace import received
-from firstline_core.types import Attempt
+from firstline_core.types import Attempt, Tensor
 from firstline_edge.cloud.breaker import CircuitBreaker
 from firstline_edge.cloud.chain import LinkChain
 from firstline_edge.cloud.http_link import HttpLink
@@ -462,3 +468,74 @@ async def test_the_trace_of_a_request_is_sent_in_headers(server: Server, link: H
     assert f"\r\ntraceparent: {trace.traceparent}\r\ntracestate: a=1\r\n" in server.heads[0]
     assert "trace" not in server.heads[1]
     assert not any(b"trace" in body for body in bodies)
+
+
+class Leap(selectors.DefaultSelector):
+    """Leaps over the time in which no socket is ready: only timers take time, and pauses of the machine take none."""
+
+    now_s = 1000.0
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        ready = super().select(timeout and min(timeout, 0.002))
+        if not ready and timeout:
+            self.now_s += timeout
+        return ready
+
+
+class LeapingLoop(asyncio.SelectorEventLoop):
+    def __init__(self) -> None:
+        self._leap = Leap()
+        super().__init__(self._leap)
+
+    def time(self) -> float:
+        return self._leap.now_s
+
+
+CARRIED_BYTES_S = 400_000
+ROW = np.zeros((1, 20_000), np.uint8)  # 50 ms on the link, and its answer as long again
+DEPTH = 8
+
+
+async def predict_on_a_narrow_link() -> None:
+    """How long an answer takes on a link that carries less than is asked is known before one is late."""
+
+    async def answer_in_full(reader: Reader, writer: Writer) -> None:
+        while True:
+            _, headers, body = await read_request(reader)
+            asked = decode_request("digits", body, int(headers[http.HEADER_LENGTH.lower()]), TRUSTED)
+            encoded = encode_response(asked, response(asked, classes=ROW.size // 4))
+            writer.write(reply(200, encoded.body, wire.headers_for(encoded)))
+
+    async with Server() as server, ChaosProxy(int(server.url.rpartition(":")[2])) as narrow:
+        server.script = answer_in_full
+        await narrow.become(Network(delay_s=0.005, total_bytes_s=CARRIED_BYTES_S))
+        clock, link = LoopClock(), HttpLink(LinkSection(kind="http", url=f"http://127.0.0.1:{narrow.port}"))
+        chain = LinkChain([link], [CircuitBreaker(clock, random.Random(1))], clock)
+        asked = request()
+        asked = structs.replace(asked, inputs=(Tensor("image", ROW),), binary_output=True)
+
+        async def ask() -> float:
+            began_s = clock.monotonic_s()
+            await chain.infer(structs.replace(asked, request_id=new_request_id()), None, [])
+            return clock.monotonic_s() - began_s
+
+        def median_s() -> float | None:
+            return chain._links[0].timing.predicted_s(asked.size_bytes, 0.5, clock.monotonic_s())
+
+        for together in (1, 2, 4, 1, 3, 4, 2):
+            await asyncio.gather(*(ask() for _ in range(together)))
+        alone_s, alone_took_s = median_s(), await ask()
+        sent = [asyncio.create_task(ask()) for _ in range(DEPTH)]
+        await asyncio.sleep(0)
+        behind_s = median_s()  # no request ever waited behind this many
+        took_s = await ask()
+        await asyncio.gather(*sent)
+        await link.close()
+    assert alone_s == pytest.approx(alone_took_s, rel=0.2)
+    assert behind_s == pytest.approx(took_s, rel=0.2)
+    assert took_s > max(DEPTH * asked.size_bytes / CARRIED_BYTES_S, 3 * alone_took_s)
+
+
+def test_requests_in_flight_delay_the_prediction() -> None:
+    with asyncio.Runner(loop_factory=LeapingLoop) as runner:
+        runner.run(predict_on_a_narrow_link())
