@@ -16,6 +16,8 @@ from firstline_core.clock import SYSTEM_CLOCK, Clock, end_tasks, first_of
 from firstline_core.errors import (
     DeadlineExceededError,
     EngineUnavailableError,
+    FirstlineError,
+    InferenceError,
     LinkDownError,
     LinkError,
     RemoteTimeoutError,
@@ -24,7 +26,7 @@ from firstline_core.processing.decoding import as_sent
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import Arrays, ModelKey
 from firstline_gateway.executors.base import ExecutionReport, Outcome
-from firstline_gateway.executors.ray.deployment import Cluster, Deployment
+from firstline_gateway.executors.ray.deployment import Cluster, Deployment, State
 from firstline_gateway.models.repository import ServedModel
 
 _EVERY_S = 2.0
@@ -69,6 +71,7 @@ class RayExecutor:
         self._away = "The Ray cluster was not contacted yet."
         self._answered_s = float("-inf")
         self._checked: set[str] = set()
+        self._unchecked: dict[str, str] = {}  # by deployment, the error of the latest look
         self._deployed_s: dict[str, float] = {}
         self._following: asyncio.Task[None] | None = None
         self._outcomes: Counter[tuple[str, str]] = Counter()
@@ -136,7 +139,10 @@ class RayExecutor:
             call.cancel()  # nothing where it is done
         if call.cancelled():
             raise LinkDownError(f"all replicas of {name} are gone")
-        return call.result()
+        outcomes = call.result()
+        if len(outcomes) != len(inputs):  # the batch would never end
+            raise InferenceError(f"A replica of {name} gave {len(outcomes)} outcomes of {len(inputs)} requests.")
+        return outcomes
 
     async def put(self, served: ServedModel) -> None:
         """See `Executor.put`; returns once a replica is up, or takes its time."""
@@ -195,13 +201,29 @@ class RayExecutor:
             if problem and problem != self._problems.get(name):
                 log.error("Ray starts no replica", deployment=name, problem=problem)
             self._problems[name] = problem
-            if state is None or state.failed:
-                if self._answered_s - self._deployed_s.get(name, float("-inf")) >= _DEPLOY_AGAIN_S:
-                    await self._deploy(deployment)
-            elif replicas and name not in self._checked:
-                if await self.cluster.fingerprint(name) != deployment.fingerprint:
-                    await self._deploy(deployment)  # replaced one replica after the other, and answers meanwhile
-                self._checked.add(name)
+            try:
+                await self._keep_deployed(deployment, state)
+            except FirstlineError as error:  # the other models must not wait for this one
+                if error.message != self._unchecked.get(name):
+                    log.warning("deployment on the Ray cluster not checked", deployment=name, error=error.message)
+                self._unchecked[name] = error.message
+            else:
+                self._unchecked.pop(name, None)
+
+    async def _keep_deployed(self, deployment: Deployment, state: State | None) -> None:
+        """Deploys a model that is absent, could not be started, or runs with other settings."""
+        name = deployment.name
+        if state is None or state.failed:
+            if self._answered_s - self._deployed_s.get(name, float("-inf")) >= _DEPLOY_AGAIN_S:
+                await self._deploy(deployment)
+        elif state.replicas and name not in self._checked:
+            try:
+                found = await self.cluster.fingerprint(name)
+            except InferenceError:  # replicas that cannot name theirs are not this gateway's
+                found = ""
+            if found != deployment.fingerprint:
+                await self._deploy(deployment)  # replaced one replica after the other, and answers meanwhile
+            self._checked.add(name)
 
     async def _deploy(self, deployment: Deployment) -> None:
         log.info("deploying on the Ray cluster", deployment=deployment.name, bundle=deployment.bundle)

@@ -36,6 +36,8 @@ class FakeCluster:
         self.seconds = 0.01
         self.dying = 0  # number of the next batches that lose their replica
         self.breaks: Exception | None = None
+        self.unclear: dict[str, Exception] = {}  # by deployment, what asking for its fingerprint raises
+        self.extra_outcomes = 0
         self.starts = True  # else replicas do not come up
         self.deployed: dict[str, Deployment] = {}
         self.deploys = 0
@@ -59,6 +61,8 @@ class FakeCluster:
 
     async def fingerprint(self, name: str) -> str:
         self._reach()
+        if name in self.unclear:
+            raise self.unclear[name]
         return self.deployed[name].fingerprint
 
     async def run(
@@ -74,7 +78,8 @@ class FakeCluster:
             raise self.breaks
         if self.seconds >= timeout_s:
             raise errors.RemoteTimeoutError("no answer")
-        return [next(iter(each.values())).astype(np.float32) for each in inputs]
+        outcomes = [next(iter(each.values())).astype(np.float32) for each in inputs]
+        return outcomes + outcomes[:1] * self.extra_outcomes
 
     async def close(self) -> None:
         self.closed = True
@@ -166,6 +171,13 @@ async def test_a_failed_run_on_the_cluster_is_not_retried(site: Site) -> None:
     assert len(site.cluster.lefts) == 1
 
 
+async def test_outcomes_that_do_not_fit_the_batch_fail_it(site: Site) -> None:
+    await site.up()
+    site.cluster.extra_outcomes = 1
+    with pytest.raises(errors.InferenceError, match="gave 3 outcomes of 2 requests"):
+        await site.ask(1.0, 2.0)
+
+
 async def test_replicas_that_do_not_start_are_reported_and_retried(site: Site) -> None:
     site.cluster.starts = False
     await site.up()
@@ -210,6 +222,27 @@ async def test_a_model_that_is_put_in_later_is_deployed_before_it_is_ready(site:
     assert len(site.cluster.deployed) == 2
     await site.executor.drop(other)
     assert len(site.cluster.deployed) == 2, "other gateways may use it"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        errors.InferenceError("it broke"),
+        errors.RemoteTimeoutError("no replica answered"),
+        errors.LinkDownError("a replica is away"),
+    ],
+)
+async def test_a_deployment_that_does_not_say_its_settings_delays_no_other(site: Site, error: Exception) -> None:
+    other = ModelKey("other", 1)
+    second = deployment_of(replace(SERVED, key=other, path=WHERE.parent / "other"), Settings())
+    site.executor.models[other] = second
+    site.cluster.deployed[WANTED.name] = WANTED
+    site.cluster.unclear[WANTED.name] = error
+    await site.up()
+    await site.clock.advance(5.0)
+    assert (site.executor.problem_with(M), site.executor.problem_with(other)) == ("", "")
+    # A failure is that of another program under this name; the cluster replaces it, once.
+    assert site.cluster.deploys == (2 if isinstance(error, errors.InferenceError) else 1)
 
 
 async def test_the_last_state_of_a_silent_cluster_holds_for_a_while(site: Site) -> None:
