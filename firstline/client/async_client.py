@@ -87,7 +87,12 @@ class AsyncClient(BaseClient[httpx.AsyncClient]):
     async def _send(self, call: Call[T]) -> T:
         try:
             response = await self._http.request(
-                call.method, call.path, content=call.content, headers=call.headers, params=call.params
+                call.method,
+                call.path,
+                content=call.content,
+                headers=call.headers,
+                params=call.params,
+                timeout=min(call.silence_s, self._timeout_s),
             )
         except httpx.HTTPError as error:
             raise link_error(error, self.url) from error

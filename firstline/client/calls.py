@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -61,12 +62,16 @@ Inputs: TypeAlias = Mapping[str, ArrayLike | bytes | Sequence[bytes | str]]
 """Arrays with rows on the first axis, or bytes or text (one or a list), by the inputs' names."""
 
 _WAIT_S = 5
+_ANSWER_S = 5.0  # for one more answer at the end of a wait
 _TIMEOUT_LIMIT_MS = 24 * 60 * 60 * 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[T]):
-    """A request before it is sent; `read` decodes the response, or raises the server's error."""
+    """A request before it is sent; `read` decodes the response, or raises the server's error.
+
+    The server may be silent for `silence_s` (seconds), or for the client's `timeout_s` if that is shorter.
+    """
 
     method: str
     path: str
@@ -74,6 +79,7 @@ class Call(Generic[T]):
     content: bytes = b""
     headers: Mapping[str, str] | None = None
     params: Mapping[str, Any] | None = None
+    silence_s: float = math.inf
 
 
 class RequestOptions(TypedDict, total=False):
@@ -295,6 +301,11 @@ def check_request_id(answer: Answer | None, request_id: str, source: str) -> Non
 def long_polling(call: Call[T], left_s: float) -> Call[T]:
     """Returns the same request with long polling (RFC 7240): the gateway may hold it for up to `left_s`."""
     return replace(call, headers={**(call.headers or {}), "Prefer": f"wait={int(max(0, min(_WAIT_S, left_s)))}"})
+
+
+def ending(call: Call[T], left_s: float) -> Call[T]:
+    """Returns the same request for a caller that waits for another `left_s`: a silent server is left soon after."""
+    return replace(call, silence_s=max(0.0, left_s) + _ANSWER_S)
 
 
 def metadata(model: str, version: str | int = "") -> Call[ModelMetadata]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any, Generic, TypeAlias, TypeVar
 
-from firstline.client.calls import Call, answer, long_polling
+from firstline.client.calls import Call, answer, ending, long_polling
 from firstline_core.errors import (
     CapacityError,
     DeadlineExceededError,
@@ -97,7 +97,8 @@ def job_result(call: Call[T], job_id: str, *, timeout_s: float, silence_s: float
     end_s = time.monotonic() + timeout_s
     while True:
         try:
-            result: T = yield long_polling(call, min(end_s - time.monotonic(), silence_s))
+            left_s = end_s - time.monotonic()
+            result: T = yield ending(long_polling(call, min(left_s, silence_s)), left_s)
             return result
         except DeadlineExceededError:  # the job's
             raise
@@ -113,7 +114,7 @@ def final_answer(request_id: str, *, timeout_s: float) -> Steps[InferResponse]:
     """Repeats a call while the answer with an id is provisional."""
     end_s = time.monotonic() + timeout_s
     while True:
-        latest: InferResponse = yield answer(request_id)
+        latest: InferResponse = yield ending(answer(request_id), end_s - time.monotonic())
         if latest.answer is None or latest.answer.status is not Status.PROVISIONAL:
             return latest
         if time.monotonic() >= end_s:

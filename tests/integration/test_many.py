@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 import threading
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -138,6 +139,20 @@ def test_temporary_errors_are_retried_within_the_patience() -> None:
         with pytest.raises(StopIteration) as end:
             steps.throw(final)
         assert end.value.value == Outcome(0, error=final)
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+@pytest.mark.parametrize("method", ["result", "result_file", "wait_for_final"])
+async def test_a_silent_server_is_waited_for_no_longer_than_asked(
+    kind: str, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("firstline.client.calls._ANSWER_S", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        ask = Asker(kind, f"http://127.0.0.1:{silent.getsockname()[1]}")
+        async with asyncio.timeout(10):
+            with pytest.raises(errors.RemoteTimeoutError):
+                await ask(method, "an id", timeout_s=0.1)
+            await ask("close")
 
 
 async def test_jobs_are_submitted_fetched_and_forgotten(ask: Asker, pixels: np.ndarray) -> None:
