@@ -177,7 +177,8 @@ class MqttConsumer:
         try:
             request = await run_decoder(read, mqtt_messages.json_bytes(message))
             if request.deadline_s is not None:
-                expiry_s = max(1, math.ceil(request.deadline_s - self.clock.monotonic_s()))
+                left_s = math.ceil(request.deadline_s - self.clock.monotonic_s())
+                expiry_s = min(max(1, left_s), mqtt_messages.EXPIRY_MAX_S)
             return (
                 mqtt_messages.response_publication(
                     request,

@@ -75,6 +75,15 @@ async def test_a_device_is_answered_under_its_own_request_id(mosquitto: Broker, 
     assert response.output("probabilities").shape == (1, 10)
 
 
+async def test_a_deadline_beyond_the_longest_expiry_is_answered(mosquitto: Broker, tmp_path: Path) -> None:
+    async with gateway_at(mosquitto, tmp_path), device_at(mosquitto, "press-7") as device:
+        asked = device.publication(request_of())
+        far = replace(asked, properties=asked.properties | {mqtt_messages.DEADLINE_MS: "9" * 15})
+        answer = await device.message_to(far)
+    assert mqtt_messages.read_response(answer).answer is not None
+    assert answer.expiry_s == mqtt_messages.EXPIRY_MAX_S
+
+
 @pytest.mark.parametrize("binary", [True, False])
 async def test_long_json_is_decoded_in_a_thread(
     mosquitto: Broker, tmp_path: Path, binary: bool, monkeypatch: pytest.MonkeyPatch

@@ -346,7 +346,8 @@ STATUS = "status"
 
 OK = "ok"
 
-_EXPIRY_MAX_S = 0xFFFF_FFFF  # four bytes (MQTT 5, section 3.3.2.3.3)
+EXPIRY_MAX_S = 0xFFFF_FFFF
+"""Longest expiry of a message: it has four bytes (MQTT 5, section 3.3.2.3.3)."""
 
 
 def request_publication(
@@ -370,7 +371,7 @@ def request_publication(
         InvalidTensorError: an input that V2 cannot represent.
     """
     if request.deadline_s is not None:
-        request = replace(request, deadline_s=min(request.deadline_s, now_s + _EXPIRY_MAX_S))
+        request = replace(request, deadline_s=min(request.deadline_s, now_s + EXPIRY_MAX_S))
     encoded = encode_request(request, binary=True, now_s=now_s)
     properties = _properties(encoded, request.trace)
     expiry_s = None
