@@ -111,12 +111,16 @@ def value_text(name: str, value: object) -> str:
 def documentation(module: ModuleType) -> _Documentation:
     """Returns the docstrings of fields by class and name; that of a section has the name ""."""
     found = {}
-    for node in ast.parse(inspect.getsource(module)).body:
-        if isinstance(node, ast.ClassDef):
-            if node.name not in ("Section", "EdgeSettings", "Settings") and (text := ast.get_docstring(node)):
-                found[node.name, ""] = " ".join(text.split())
-            for field, doc in zip(node.body, node.body[1:], strict=False):
-                if isinstance(field, ast.AnnAssign) and isinstance(doc, ast.Expr):
-                    assert isinstance(field.target, ast.Name)
-                    found[node.name, field.target.id] = " ".join(ast.literal_eval(doc.value).split())
+    sections = [each for each in vars(module).values() if isinstance(each, type) and issubclass(each, msgspec.Struct)]
+    for section, base in ((each, base) for each in sections for base in each.__mro__):
+        if not issubclass(base, msgspec.Struct) or base is msgspec.Struct:
+            continue
+        (node,) = ast.parse(inspect.getsource(base)).body
+        assert isinstance(node, ast.ClassDef)
+        if base is section and node.name not in ("EdgeSettings", "Settings") and (text := ast.get_docstring(node)):
+            found[node.name, ""] = " ".join(text.split())
+        for field, doc in zip(node.body, node.body[1:], strict=False):
+            if isinstance(field, ast.AnnAssign) and isinstance(doc, ast.Expr):
+                assert isinstance(field.target, ast.Name)
+                found[section.__name__, field.target.id] = " ".join(ast.literal_eval(doc.value).split())
     return found

@@ -9,7 +9,8 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct, field
 
 from firstline_core.protocol.cors import Origin
-from firstline_core.protocol.limits import DEFAULT_DECODING_LIMITS, DEFAULT_LIMITS, DecodingLimits, Limits
+from firstline_core.protocol.limits import DEFAULT_LIMITS, Limits
+from firstline_core.protocol.settings_sections import DecodingBounds, Log, Tracing
 from firstline_core.storage.settings import AuthoritiesPath, FilePath
 from firstline_core.types import Name
 
@@ -148,20 +149,9 @@ class ExecutorOf(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Files of profiles measured on that machine: batch times before the first batch."""
 
 
-class Decoding(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    pixels_limit: Count = DEFAULT_DECODING_LIMITS.pixels
-    """The most pixels of one image; it is refused by its header, before it is decoded."""
-    side_limit: Count = DEFAULT_DECODING_LIMITS.side
-    """The most pixels of a side of an image."""
-    memory_limit_bytes: Count = DEFAULT_DECODING_LIMITS.memory_bytes
-    """The most working memory of one image or recording: decoding, conversions and steps, by its header (bytes)."""
+class Decoding(DecodingBounds, frozen=True, kw_only=True):
     total_memory_bytes: Count = 1 << 30
     """Working memory of all large inputs under way; one client may hold half, others wait for it (bytes)."""
-
-    @property
-    def limits(self) -> DecodingLimits:
-        """The limits of one image or recording."""
-        return DecodingLimits(self.pixels_limit, self.side_limit, self.memory_limit_bytes)
 
 
 class Cache(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -339,20 +329,6 @@ class Webhook(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Events that it receives. With "answers", devices also report each promised correction that has ended."""
     secret_file: FilePath = ""
     """A file that holds the signing key, "whsec_" and base64, and nothing else."""
-
-
-class Tracing(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    endpoint: Annotated[str, Meta(pattern="^(https?://.+)?$")] = ""
-    """URL of an OpenTelemetry collector (OTLP over HTTP), such as "http://localhost:4318"; "" exports no spans."""
-    sample: Annotated[float, Meta(ge=0, le=1)] = 0.01
-    """Share of the requests without a trace that begin one (0 to 1); the caller decides about all others."""
-
-
-class Log(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    level: Literal["debug", "info", "warning", "error"] = "info"
-    """At "info" each request is one line."""
-    format: Literal["text", "json"] = "text"
-    """"text" for people, "json" for collectors; to stderr."""
 
 
 class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
-import msgspec
 from msgspec import Meta
 
 from firstline_core.protocol.cors import Origin
-from firstline_core.protocol.limits import DEFAULT_DECODING_LIMITS, DEFAULT_LIMITS, DecodingLimits, Limits
+from firstline_core.protocol.limits import DEFAULT_LIMITS, Limits
+from firstline_core.protocol.settings_sections import DecodingBounds, Log, Positive, Section, Tracing
 from firstline_core.routing.policy import PolicyKind
 from firstline_core.storage.seals import CREDENTIAL
 from firstline_core.storage.settings import AuthoritiesPath, FilePath, expanded
@@ -24,7 +24,6 @@ from firstline_core.units import MIB
 
 _PLAIN_MQTT_PORT = 1883
 
-Positive = Annotated[int, Meta(ge=1)]
 NotNegative = Annotated[int, Meta(ge=0)]
 Amount = Annotated[float, Meta(ge=0, le=1e15)]
 Share = Annotated[float, Meta(ge=0, le=1)]
@@ -40,10 +39,6 @@ BASIC = frozenset(
     }
 )
 """The keys that most installations set; all others are advanced."""
-
-
-class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A table of the file; an unknown key is an error."""
 
 
 class AgentSection(Section, frozen=True, kw_only=True):
@@ -126,20 +121,9 @@ class ModelsSection(Section, frozen=True, kw_only=True):
         return [Path(directory) for directory in self.directories]
 
 
-class DecodingSection(Section, frozen=True, kw_only=True):
-    pixels_limit: Positive = DEFAULT_DECODING_LIMITS.pixels
-    """Most pixels of one image; it is refused by its header, before it is decoded."""
-    side_limit: Positive = DEFAULT_DECODING_LIMITS.side
-    """Most pixels of a side of an image."""
-    memory_limit_bytes: Positive = DEFAULT_DECODING_LIMITS.memory_bytes
-    """Most working memory of one image or recording: decoding, conversions and steps, by its header."""
+class DecodingSection(DecodingBounds, frozen=True, kw_only=True):
     total_memory_bytes: Positive = 256 * MIB
     """Working memory of all large inputs under way; one caller may hold half of it, or one input."""
-
-    @property
-    def limits(self) -> DecodingLimits:
-        """The limits of one image or recording."""
-        return DecodingLimits(self.pixels_limit, self.side_limit, self.memory_limit_bytes)
 
 
 class CacheSection(Section, frozen=True, kw_only=True):
@@ -387,18 +371,7 @@ class FleetSection(Section, frozen=True, kw_only=True):
     """Settings that no configuration of the fleet changes: sections or keys, e.g. ["policy", "audit.per_hour"]."""
 
 
-class TracingSection(Section, frozen=True, kw_only=True):
-    endpoint: Annotated[str, Meta(pattern="^(https?://.+)?$")] = ""
-    """URL of an OpenTelemetry collector (OTLP over HTTP), such as "http://localhost:4318"; "" exports no spans."""
-    sample: Annotated[float, Meta(ge=0, le=1)] = 0.01
-    """Share of the requests without a trace that begin one (0 to 1); the caller decides about all others."""
-
-
-class LogSection(Section, frozen=True, kw_only=True):
-    level: Literal["debug", "info", "warning", "error"] = "info"
-    """The least important lines that are written: debug, info, warning or error."""
-    format: Literal["text", "json"] = "text"
-    """text for people, json for collectors; to stderr."""
+class LogSection(Log, frozen=True, kw_only=True):
     requests: bool = True
     """One line for each answer; local_only requests never have one."""
     decisions_limit_bytes: Positive = 8 * MIB
@@ -430,7 +403,7 @@ class EdgeSettings(Section, frozen=True, kw_only=True):
     outbox: OutboxSection = OutboxSection()
     audit: AuditSection = AuditSection()
     fleet: FleetSection = FleetSection()
-    tracing: TracingSection = TracingSection()
+    tracing: Tracing = Tracing()
     log: LogSection = LogSection()
 
     @property

@@ -37,4 +37,5 @@ Others
     tls              the context of a client that verifies its server
     enrolment        join tokens, enrolment requests, and names in certificates
     backoff          random delays between retries
+    settings_sections  sections of the settings that both tiers have
 """
