@@ -17,9 +17,6 @@ from firstline_core.errors import FirstlineError, RequestError, listed
 from firstline_core.protocol.http import JSON_TYPE
 from firstline_core.protocol.openapi import (
     MODEL,
-    PRIORITY,
-    SOURCE,
-    TIMEOUT,
     VERSION,
     file_infer,
     identified,
@@ -122,23 +119,14 @@ def describe(app: FastAPI) -> None:
                 operation["responses"] |= refusals()
                 schema["components"].setdefault("schemas", {}).update(operation.pop(SCHEMAS, {}))
             schema["paths"]["/firstline/v1/answers/{request_id}"]["get"]["responses"] |= _PENDING
-            schema["paths"] |= {
-                "/v2/models/{model}/infer": {"post": v2_infer("Run the current version.", MODEL)},
-                "/v2/models/{model}/versions/{version}/infer": {"post": v2_infer("Run a version.", MODEL, VERSION)},
-                "/firstline/v1/models/{model}/infer": {
-                    "post": file_infer(
-                        route={"enum": ["auto", "cloud"]},
-                        privacy={"enum": ["any"]},
-                        wait={"enum": ["final", "first"]},
-                        timeout=TIMEOUT,
-                        priority=PRIORITY,
-                        source=SOURCE,
-                    )
-                },
+            inference = {
+                "/v2/models/{model}/infer": v2_infer("Run the current version.", MODEL),
+                "/v2/models/{model}/versions/{version}/infer": v2_infer("Run a version.", MODEL, VERSION),
+                "/firstline/v1/models/{model}/infer": file_infer(["auto", "cloud"], ["any"]),
             }
-            for path in ("/v2/models/{model}/infer", "/v2/models/{model}/versions/{version}/infer"):
-                _take_jobs(schema["paths"][path]["post"])
-            _take_jobs(schema["paths"]["/firstline/v1/models/{model}/infer"]["post"])
+            for path, operation in inference.items():
+                _take_jobs(operation)
+                schema["paths"][path] = {"post": operation}
             app.openapi_schema = identified(schema)
         return app.openapi_schema
 

@@ -9,9 +9,6 @@ from firstline_core.protocol.openapi import (
     ANY_OBJECT,
     JSON,
     MODEL,
-    PRIORITY,
-    SOURCE,
-    TIMEOUT,
     VIEW,
     file_infer,
     operation,
@@ -83,14 +80,7 @@ PURGE = operation(
     },
     answer="What was erased.",
 )
-INFER_FILE = file_infer(
-    route={"enum": ["auto", "edge", "cloud"]},
-    privacy={"enum": ["any", "local_only"]},
-    wait={"enum": ["final", "first"]},
-    timeout=TIMEOUT,
-    priority=PRIORITY,
-    source=SOURCE,
-)
+INFER_FILE = file_infer(["auto", "edge", "cloud"], ["any", "local_only"])
 LIVE = get("health", "Is the process up? Needs no token.", open_to_all=True)
 READY = get("health", "Does it accept requests? 400 while it does not.", open_to_all=True)
 STATUS = get("health", "State of the agent: models, links, cache, outbox, budgets.")

@@ -6,6 +6,7 @@ Each tier adds its own routes and serves all of them at `GET /openapi.json`.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from firstline_core.types import SOURCE_LIMIT, Reason, Status, Tier
@@ -96,16 +97,19 @@ _ERROR = {
         "retry_after_s": {"type": "number"},
     },
 }
-TIMEOUT = {"type": "integer", "minimum": 0, "description": "Microseconds; 0 for the tier's default."}
-PRIORITY = {
-    "type": "integer",
-    "minimum": 0,
-    "description": "1 is the highest, 2 the default, 3 the lowest; 0 for the default.",
-}
-SOURCE = {
-    "type": "string",
-    "maxLength": SOURCE_LIMIT,
-    "description": "The camera, microphone or machine of the input; audits of one source keep a distance in time.",
+_OPTIONS = {
+    "wait": {"enum": ["final", "first"]},
+    "timeout": {"type": "integer", "minimum": 0, "description": "Microseconds; 0 for the tier's default."},
+    "priority": {
+        "type": "integer",
+        "minimum": 0,
+        "description": "1 is the highest, 2 the default, 3 the lowest; 0 for the default.",
+    },
+    "source": {
+        "type": "string",
+        "maxLength": SOURCE_LIMIT,
+        "description": "The camera, microphone or machine of the input; audits of one source keep a distance in time.",
+    },
 }
 _BYTES = {"schema": {"type": "string", "format": "binary"}}
 
@@ -200,12 +204,14 @@ VIEW = (
 """Query parameters about the description of an answer; see `firstline_core/file_route.py`."""
 
 
-def file_infer(**query: dict[str, Any]) -> dict[str, Any]:
+def file_infer(routes: Sequence[str], privacies: Sequence[str]) -> dict[str, Any]:
     """Returns the operation of inference by file.
 
     Args:
-        query: schemas of the query parameters that are about the request.
+        routes: values of the query parameter `route` on this tier.
+        privacies: values of `privacy`.
     """
+    query = {"route": {"enum": routes}, "privacy": {"enum": privacies}, **_OPTIONS}
     return operation(
         "inference",
         "Send a file (an image, a recording, text, or JSON) and read what the model found.",
