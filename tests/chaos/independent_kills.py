@@ -445,8 +445,7 @@ def free_port() -> int:
     """Returns a loopback port that nothing listens on at this moment."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+        return probe.getsockname()[1]
 
 
 def mosquitto() -> str:

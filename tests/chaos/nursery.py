@@ -59,8 +59,7 @@ class Process:
                 if not self.runs:
                     raise RuntimeError(f"It did not start. It said: {self.log.read_text()[-2000:]}")
                 await asyncio.sleep(_LOOK_S)
-        url: str = json.loads(said)["url"]
-        return url
+        return json.loads(said)["url"]
 
     async def end(self, number: signal.Signals = signal.SIGKILL) -> None:
         """Sends a signal, and returns once it has ended."""
@@ -79,7 +78,6 @@ class Nursery:
 
     async def start(self, config: Path) -> Process:
         """Begins to run the tier with this configuration, on a port that the system chooses."""
-        assert self._process.stdin is not None and self._process.stdout is not None
         self._count += 1
         said, log = (self._folder / f"{config.stem}-{self._count}.{kind}" for kind in ("out", "log"))
         said.touch()

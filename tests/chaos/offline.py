@@ -128,8 +128,7 @@ async def drain_rate(promises: int, seed: int) -> float:
                         assert reply.json()["durable"], reply.text
 
                 async def waiting() -> int:
-                    depth: int = (await client.get("/firstline/v1/status")).json()["outbox"]["items"]
-                    return depth
+                    return (await client.get("/firstline/v1/status")).json()["outbox"]["items"]
 
                 await asyncio.gather(*(ask(promises // 8) for _ in range(8)))
                 await house.gateway.start()

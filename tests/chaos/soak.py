@@ -124,7 +124,6 @@ async def _end(process: Process) -> float:
 
 
 def _process(tier: Tier) -> Process:
-    assert tier.process is not None
     return tier.process
 
 

@@ -54,7 +54,6 @@ def main() -> int:
 
 
 def _download(client: httpx.Client, trust: Trust, name: str, base_url: str, folder: Path) -> None:
-    assert trust.updater is not None
     target = trust.updater.get_targetinfo(name)
     if target is None:
         raise IntegrityError(f"{name} is not among the targets.")

@@ -114,13 +114,11 @@ def kustomized(folder: Path) -> list[dict[str, Any]]:
 
 
 def pod(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = manifests(folder)["deployment.yaml"]["spec"]["template"]["spec"]
-    return found
+    return manifests(folder)["deployment.yaml"]["spec"]["template"]["spec"]
 
 
 def containers(pod: dict[str, Any]) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = pod.get("initContainers", []) + pod["containers"]
-    return found
+    return pod.get("initContainers", []) + pod["containers"]
 
 
 @pytest.mark.parametrize("folder", FOLDERS.values(), ids=FOLDERS)

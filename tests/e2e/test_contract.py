@@ -78,14 +78,11 @@ async def page(device: Device, path: str) -> str:
 
 
 async def contract(device: Device) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(await page(device, "firstline/v1/status"))["models"][0]["contract"]
-    return found
+    return json.loads(await page(device, "firstline/v1/status"))["models"][0]["contract"]
 
 
 async def asked(device: Device, content: bytes) -> Answer:
-    answer = (await device.client.infer_file("digits", content)).answer
-    assert answer is not None
-    return answer
+    return (await device.client.infer_file("digits", content)).answer
 
 
 async def settled(device: Device) -> dict[str, Any]:

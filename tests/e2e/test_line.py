@@ -47,8 +47,7 @@ def scans() -> Scans:
 
 @pytest.fixture(scope="module", params=["http", pytest.param("mqtt", marks=pytest.mark.mosquitto)])
 def transport(request: pytest.FixtureRequest) -> LinkKind:
-    chosen: LinkKind = request.param
-    return chosen
+    return request.param
 
 
 @pytest.fixture(scope="module")

@@ -62,6 +62,5 @@ def test_shifts_change_images_and_labels(pool: Pool) -> None:
     assert noisy(20.0, encoded) == noisy(20.0, encoded) != encoded
     scores, losses = score("margin", pool.edge), pool.losses()["disagreement"]
     threshold = Population.of(scores, losses).loosest(0.05)
-    assert threshold is not None
     shifted = relabelled(pool, scores >= threshold, losses, 0.1)
     assert set(shifted.labels) < set(pool.labels)

@@ -24,8 +24,7 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def results_of(results: Path, target: str) -> dict[str, Any]:
-    report: dict[str, Any] = json.loads((results / f"{target}.json").read_text())
-    return report
+    return json.loads((results / f"{target}.json").read_text())
 
 
 def _listens(port: int) -> bool:

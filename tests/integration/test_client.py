@@ -64,8 +64,7 @@ class Asker:
 
 @pytest.fixture(params=["sync", "async"])
 def kind(request: pytest.FixtureRequest) -> str:
-    found: str = request.param
-    return found
+    return request.param
 
 
 @pytest.fixture(params=["agent", "gateway"])

@@ -79,7 +79,6 @@ async def test_panels_show_real_traffic_and_reports_of_a_device_raise_alerts(tmp
             audit__spacing_s=0.0,
         )
         key = create_key(gateway.settings.store, "prometheus", "application")
-        assert gateway.registry is not None
         await asyncio.to_thread(gateway.identity.folder.open)  # creates the devices' authority
         await gateway.registry.maintain()
         await report_of_another_device(gateway, 1, WELL)

@@ -19,7 +19,6 @@ async def ask(agent: EdgeAgent) -> InferResponse:
 
 
 def story(agent: EdgeAgent, response: InferResponse) -> str:
-    assert response.answer is not None
     agent.recorder.flush()
     return "\n".join(
         text for line in find(agent.state.decisions_path, response.answer.request_id) for text in describe(line)

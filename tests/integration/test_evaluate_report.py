@@ -81,7 +81,6 @@ def test_plots_and_self_contained_page_are_written(drawn: Path) -> None:
 def test_page_states_the_measured_figures(measured: Measured, drawn: Path) -> None:
     (edge,) = measured.edges
     found = report_data(measured, edge, {})
-    assert measured.full is not None
     assert found.tiered and found.disagreement and found.escalated and found.curve is not None
     answers = [
         near if kept else far

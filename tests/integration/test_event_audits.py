@@ -67,8 +67,7 @@ class Camera:
     @property
     def contract(self) -> dict[str, Any]:
         (described,) = self.agent.operations.status()["models"]
-        found: dict[str, Any] = described["contract"]
-        return found
+        return described["contract"]
 
 
 @pytest.mark.parametrize("alone", [True, False])

@@ -231,8 +231,7 @@ async def break_one(fleet: Fleet) -> EdgeAgent:
 
 
 async def device_alarms(operator: httpx.AsyncClient) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = (await operator.get("/firstline/v1/contracts/small")).json()["device_alarms"]
-    return found
+    return (await operator.get("/firstline/v1/contracts/small")).json()["device_alarms"]
 
 
 def forget_alarms(fleet: Fleet) -> None:

@@ -161,7 +161,6 @@ def escalated(said: list[Answered]) -> list[Answered]:
 
 
 def keeper_of(site: RegistrySite) -> FullModels:
-    assert site.gateway.full_models is not None
     return site.gateway.full_models
 
 

@@ -297,7 +297,6 @@ async def test_an_interrupted_command_leaves_the_request(site: Site) -> None:
     environ = {**os.environ, "FIRSTLINE_GATEWAY": site.url, "FIRSTLINE_TOKEN": site.operator}
     command = ("profile", "create", "two", "--on", "device-1", "--quick")
     process = ForkedProcess("firstline", *command, environ=environ)
-    assert process.stderr is not None
     async with asyncio.timeout(60):
         while "device-1 has not received it yet" not in (line := await asyncio.to_thread(process.stderr.readline)):
             assert line, "it ended"

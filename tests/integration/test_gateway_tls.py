@@ -135,7 +135,6 @@ async def test_operators_certificate_is_reloaded(tmp_path: Path) -> None:
     overrides = {name: str(file) for name, file in files.items()} | {"tls__ca_file": str(tmp_path / "other.pem")}
     async with tls_site(tmp_path, **overrides) as at:
         tls = at.gateway.identity.tls
-        assert tls is not None
         assert (await asyncio.to_thread(shown_by, at.url, other.pem))[0] == first
         assert not await tls.refresh()
         second = put()
@@ -160,7 +159,6 @@ async def test_the_gateways_own_certificate_follows_its_authority(tmp_path: Path
     """An authority takes over from another, and no device is shut out that renewed in between."""
     async with tls_site(tmp_path) as at:
         tls, directory = at.gateway.identity.tls, at.gateway.identity.folder.directory
-        assert tls is not None
         early, late = await at.enrolled("early"), await at.enrolled("late")
         following = ca.create_authority(ca.new_key(), time.time())
         authorities.prepare_next(directory, following, time.time())

@@ -19,6 +19,7 @@ from support.keys import create_key, revoke_key
 from support.logs import captured_lines
 from support.memory import growth_below
 from support.tls_site import tls_site
+from support.waiting import until
 
 from firstline_core.clock import SimulatedClock
 from firstline_core.errors import CapacityError, ConfigError
@@ -38,7 +39,6 @@ from firstline_gateway.settings.settings import Settings
 async def listening(gateway: Gateway) -> AsyncIterator[int]:
     """Starts a gateway with gRPC alone; yields the port."""
     found = gateway.grpc_server()
-    assert found is not None
     await gateway.start()
     await found.start()
     try:
@@ -222,8 +222,7 @@ async def test_the_shorter_of_both_deadlines_holds(tmp_path: Path) -> None:
         assert (await refusal(call("ModelInfer", digits_message(), timeout=0.2)))[0] == "DEADLINE_EXCEEDED"
         assert time.monotonic() - started_s < 10
         left = call("ModelInfer", digits_message())
-        while executor.running < 1:  # noqa: ASYNC110 (what is awaited is in the server)
-            await asyncio.sleep(0.001)
+        await until(lambda: executor.running)
         left.cancel()
         executor.release()
 
@@ -248,8 +247,7 @@ async def test_caller_that_ignores_refusals_is_refused_unread(tmp_path: Path) ->
         gateway.overload._queue_wait_s = lambda: 1e9
         with patch.object(gateway.overload, "_LONGEST_HOLD_S", 60.0):
             first = asyncio.ensure_future(flood("ModelInfer", digits_message()))
-            while not executor.held:  # noqa: ASYNC110 (it has no event for it)
-                await asyncio.sleep(0.001)
+            await until(lambda: executor.held)
             waiting = [asyncio.ensure_future(flood("ModelInfer", digits_message())) for _ in range(2)]
             read, unread = 0, ""
             while not unread and read < 200:

@@ -70,8 +70,7 @@ async def infer(tier: Tier, path: str = f"/v2/models/{NAME}/infer") -> list[floa
     reply = await tier.rest.post(path, content=json.dumps(ROW))
     assert reply.status_code == 200, reply.text
     (output,) = reply.json()["outputs"]
-    values: list[float] = output["data"]
-    return values
+    return output["data"]
 
 
 async def test_both_transports_describe_server_and_model(tier: Tier) -> None:

@@ -122,7 +122,6 @@ async def test_gateway_repository_over_grpc_needs_an_operator(tmp_path: Path) ->
     settings = gateway.settings
     fleet, shop = (create_key(settings.store, "keeper", "operator"), create_key(settings.store, "shop", "application"))
     found = gateway.grpc_server()
-    assert found is not None
     await gateway.start()
     await found.start()
     asked = {kind: message(f"RepositoryModel{kind}Request")(model_name="small") for kind in ("Load", "Unload")}

@@ -91,7 +91,6 @@ def house(mosquitto: Broker, tmp_path: Path) -> House:
 @pytest.mark.mosquitto
 async def test_correction_is_announced_after_broker_outages(house: House) -> None:
     process = house.broker._process
-    assert process is not None
     async with house.announcing() as outbox:
         async with house.listening():
             process.send_signal(signal.SIGSTOP)

@@ -31,8 +31,7 @@ def purge(state_dir: Path, *arguments: str) -> dict[str, object]:
     place = f"agent.state_dir={state_dir}"
     done = run_forked("firstline_edge", "purge", "-o", "json", "--set", place, *arguments)
     assert done.returncode == 0, done.stderr
-    found: dict[str, object] = json.loads(done.stdout)
-    return found
+    return json.loads(done.stdout)
 
 
 async def ask(agent: EdgeAgent) -> tuple[str, bytes]:

@@ -133,8 +133,7 @@ async def test_model_with_batch_1_runs_row_by_row(tmp_path: Path, nodes: RayNode
             async def classify(part: Array) -> list[float]:
                 given = {"name": "x", "datatype": "FP32", "shape": list(part.shape), "data": part.tolist()}
                 reply = await client.post("/v2/models/small/infer", json={"inputs": [given]})
-                values: list[float] = reply.json()["outputs"][0]["data"]
-                return values
+                return reply.json()["outputs"][0]["data"]
 
             alone = [value for row in rows for value in await classify(row[None])]
             assert await classify(rows) == pytest.approx(alone, abs=1e-6)

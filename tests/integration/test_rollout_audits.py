@@ -145,7 +145,6 @@ async def running_fleet(folder: Path, devices: int, **audit: object) -> AsyncIte
         gateway = site.gateway
         await gateway.rollout_driver.close()  # minutes pass between looks, which a simulated clock counts
         service = ServiceClock(gateway.store.database, clock)
-        assert gateway.full_models is not None
         rollouts = Rollouts(
             gateway.store,
             clock=clock,

@@ -98,8 +98,7 @@ async def test_both_tiers_answer_a_batch_row_by_row(tmp_path: Path, threshold: f
             async def ask(tier: str, part: list[list[float]]) -> list[float]:
                 given = {"name": "x", "datatype": "FP32", "shape": [len(part), 4], "data": part}
                 reply = await client.post(f"{tier}/v2/models/small/infer", json={"inputs": [given]})
-                values: list[float] = reply.json()["outputs"][0]["data"]
-                return values
+                return reply.json()["outputs"][0]["data"]
 
             config = (await client.get(f"{gateway_url}/v2/models/small/config")).json()
             assert "dynamic_batching" not in config  # a gateway in front of this one would refuse it

@@ -60,8 +60,7 @@ def request(shade: int, **changes: object) -> InferRequest:
 
 
 def outputs(response: InferResponse) -> list[float]:
-    found: list[float] = response.outputs[0].array.ravel().tolist()
-    return found
+    return response.outputs[0].array.ravel().tolist()
 
 
 async def test_other_devices_response_topic_gets_nothing(gateway: TlsSite, tmp_path: Path) -> None:

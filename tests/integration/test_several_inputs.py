@@ -61,8 +61,7 @@ async def site(tmp_path: Path) -> AsyncIterator[tuple[EdgeAgent, Gateway]]:
 
 
 def yes(response: InferResponse) -> list[float]:
-    found: list[float] = response.output("probabilities")[:, 1].tolist()
-    return found
+    return response.output("probabilities")[:, 1].tolist()
 
 
 def sigmoid(*logits: float) -> Any:

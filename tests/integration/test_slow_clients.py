@@ -95,8 +95,7 @@ async def test_slow_body_is_cut_off_and_others_are_answered(tmp_path: Path, monk
         writer.write(f"POST {V2} HTTP/1.1\r\nHost: a\r\nContent-Length: 999999\r\n\r\n".encode() + b"a" * 100)
         asked = asyncio.create_task(client.post(V2, content=BODY))
         async with asyncio.timeout(10):
-            while not executor.held:  # noqa: ASYNC110 (the server has no event for it)
-                await asyncio.sleep(0.001)
+            await until(lambda: executor.held)
             executor.release()
             assert (await asked).status_code == 200
             head = await reader.readuntil(b"\r\n\r\n")

@@ -66,8 +66,7 @@ def run(*arguments: str, code: int = 0) -> str:
 
 
 def listed(config: Path) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(run("update", "list", "--config", str(config), "-o", "json"))["updates"]
-    return found
+    return json.loads(run("update", "list", "--config", str(config), "-o", "json"))["updates"]
 
 
 @contextmanager
@@ -78,8 +77,7 @@ def agent(config: Path) -> Iterator[str]:
 
 
 def running(url: str) -> list[str]:
-    found: list[str] = httpx.get(f"{url}/v2/models/{NAME}", trust_env=False).json()["versions"]
-    return found
+    return httpx.get(f"{url}/v2/models/{NAME}", trust_env=False).json()["versions"]
 
 
 def test_a_device_without_updates(config: Path) -> None:

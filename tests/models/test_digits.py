@@ -6,8 +6,9 @@ import json
 import subprocess
 import sys
 import zipfile
+from operator import attrgetter
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
@@ -31,6 +32,11 @@ pytestmark = pytest.mark.timeout(330)  # the first caller waits for the recipe
 DIGITS = Path(__file__).parents[2] / "models" / "digits"
 EDGE = {"edge_onnx": "edge.onnx", "edge_tflite_float": "edge.tflite", "edge_tflite_int8": "edge_int8.tflite"}
 FILES = {**EDGE, "full": "full.onnx"}
+
+
+def figures(name: str, folder: Path = DIGITS) -> dict[str, Any]:
+    """The figures that the recipe wrote about the pair."""
+    return json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
 
 
 def logits_of(file: Path, images: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -116,7 +122,7 @@ def test_full_model_was_not_shown_the_other_parts(heldout: Dataset, calibration:
 
 @pytest.mark.parametrize("name", FILES)
 def test_accuracy_matches_the_stated_figures(name: str, heldout: Dataset) -> None:
-    claimed = json.loads((DIGITS / "accuracy.json").read_text(encoding="utf-8"))
+    claimed = figures("accuracy")
     answers = logits_of(DIGITS / "artefacts" / FILES[name], heldout.images).argmax(axis=1)
     assert claimed["n"] == len(heldout.digits)
     # Another processor's kernels may turn one near-tie.
@@ -124,7 +130,7 @@ def test_accuracy_matches_the_stated_figures(name: str, heldout: Dataset) -> Non
 
 
 def test_full_model_is_clearly_better() -> None:
-    claimed = json.loads((DIGITS / "accuracy.json").read_text(encoding="utf-8"))
+    claimed = figures("accuracy")
     assert all(claimed["full"] - claimed[name] > 0.02 for name in EDGE)
 
 
@@ -136,7 +142,7 @@ def margins(logits: NDArray[np.float32]) -> NDArray[np.float64]:
 
 @pytest.mark.parametrize("name", EDGE)
 def test_tiers_together_reach_the_full_model(name: str, heldout: Dataset) -> None:
-    claimed = json.loads((DIGITS / "routing.json").read_text(encoding="utf-8"))["variants"][name]
+    claimed = figures("routing")["variants"][name]
     edge = logits_of(DIGITS / "artefacts" / EDGE[name], heldout.images)
     full = logits_of(DIGITS / "artefacts" / "full.onnx", heldout.images)
     kept = margins(edge) >= claimed["threshold"]
@@ -152,7 +158,7 @@ def test_certificate_follows_from_the_calibration_scans(name: str, heldout: Data
     """By the definition of the exact binomial bound, and it is kept on scans that proved nothing."""
     from scipy.stats import binom  # only here, because it takes most of a second
 
-    routing = json.loads((DIGITS / "routing.json").read_text(encoding="utf-8"))
+    routing = figures("routing")
     claimed = routing["variants"][name]
     for part in (calibration, heldout):
         edge = logits_of(DIGITS / "artefacts" / EDGE[name], part.images)
@@ -249,19 +255,11 @@ def test_recipe_reproduces_the_models(name: str, remade: Path, heldout: Dataset)
 def test_recipe_reproduces_the_bundle(remade: Path) -> None:
     """Names, steps and policy; the files themselves are compared above, and figures below."""
     again, committed = (open_bundle(folder / "bundle").manifest for folder in (remade, DIGITS))
-    assert (again.name, again.version, again.labels, again.inputs) == (
-        committed.name,
-        committed.version,
-        committed.labels,
-        committed.inputs,
-    )
+    described = attrgetter("name", "version", "labels", "inputs")
+    assert described(again) == described(committed)
+    processed = attrgetter("id", "runtime", "inputs", "postprocess")
     for one, other in zip(again.models, committed.models, strict=True):
-        assert (one.id, one.runtime, one.inputs, one.postprocess) == (
-            other.id,
-            other.runtime,
-            other.inputs,
-            other.postprocess,
-        )
+        assert processed(one) == processed(other)
         assert one.measured == pytest.approx(other.measured, abs=1.5 / 599)
     assert again.policy.score == committed.policy.score
     assert again.policy.threshold == pytest.approx(committed.policy.threshold, abs=3e-4)
@@ -293,24 +291,18 @@ def test_recipe_reproduces_the_certificates(remade: Path) -> None:
     again, committed = (open_bundle(folder / "bundle").manifest for folder in (remade, DIGITS))
     for name, one, other in zip(EDGE, again.edge, committed.edge, strict=True):
         made, given = valid_certificate(again, one), valid_certificate(committed, other)
-        assert made is not None and given is not None
         assert (made.promise, made.n, made.audit_epsilon) == (given.promise, given.n, given.audit_epsilon)
         assert made.threshold == pytest.approx(given.threshold, abs=3e-4)
         assert made.histogram is not None
-        routing = json.loads((DIGITS / "routing.json").read_text(encoding="utf-8"))
+        routing = figures("routing")
         assert given.threshold == routing["variants"][name]["threshold"]
         assert (given.epsilon, given.delta) == (routing["epsilon"], routing["delta"])
 
 
 def test_recipe_reproduces_the_figures(remade: Path) -> None:
-    again, committed = (
-        json.loads((folder / "accuracy.json").read_text(encoding="utf-8")) for folder in (remade, DIGITS)
-    )
-    assert again == pytest.approx(committed, abs=1.5 / 599)
-    again, committed = (
-        json.loads((folder / "routing.json").read_text(encoding="utf-8")) for folder in (remade, DIGITS)
-    )
-    for name, one in again["variants"].items():
-        other = committed["variants"][name]
+    assert figures("accuracy", remade) == pytest.approx(figures("accuracy"), abs=1.5 / 599)
+    committed = figures("routing")["variants"]
+    for name, one in figures("routing", remade)["variants"].items():
+        other = committed[name]
         assert one["threshold"] == pytest.approx(other["threshold"], abs=3e-4)
         assert one["heldout"] == pytest.approx(other["heldout"], abs=1.5 / 400)

@@ -97,7 +97,6 @@ def test_each_position_obeys_the_guards(rungs: list[Rung], day: list[Snapshot]) 
         if min(verdict.advice for verdict in verdicts) <= Advice.CHEAPEST:
             assert after.rung == last, "a forbidden rung is left at once"
         if after.shedding and not before.shedding:
-            assert since_s is not None
             assert snapshot.at_s - since_s >= PATIENCE.settle_s
             assert after.verdict.advice is Advice.SHED
         if place(after) != place(before):

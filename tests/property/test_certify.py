@@ -33,7 +33,6 @@ def _selected(scores: Any, losses: Any, epsilon: float, delta: float, select: fl
 def _no_less(loose: Found, strict: Found) -> None:
     """Whatever the strict one keeps is kept by the loose one too."""
     if strict.threshold is not None:
-        assert loose.threshold is not None
         assert loose.threshold <= strict.threshold
     assert loose.kept >= strict.kept
 

@@ -132,7 +132,6 @@ def test_rare_stalls_are_drawn_as_rarely_as_measured(stalls: int, times: float, 
 @given(st.lists(POINTS, min_size=1, max_size=6))
 def test_the_sweet_spot_is_the_smallest_nearly_best_batch(points: list[Point]) -> None:
     spot = sweet_spot(points)
-    assert spot is not None
     enough = 0.95 * max(point.offline_per_s for point in points)
     assert spot.offline_per_s >= enough
     assert all(point.offline_per_s < enough for point in points if point.key.batch < spot.key.batch)

@@ -7,7 +7,7 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -69,7 +69,7 @@ class Room:
         self.repository = Repository({ModelKey(name, 1): served(name) for name in NAMES})
         self.residency = Residency(
             self.repository,
-            cast(Any, self.engine),
+            self.engine,
             load=self._load,
             find=self._find,
             budget_bytes=budget * SIZE_BYTES,
@@ -82,7 +82,7 @@ class Room:
         self.loads += 1
         if model.key.name in self.failing:
             raise errors.ModelLoadError("It is broken.")
-        return cast(LoadedModel, SimpleNamespace(close=lambda: None))
+        return SimpleNamespace(close=lambda: None)
 
     def _find(self, name: str) -> tuple[list[ServedModel], list[Any]]:
         return ([served(name, self.on_disk[name])], []) if name in self.on_disk else ([], [])

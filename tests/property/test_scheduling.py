@@ -69,7 +69,6 @@ def test_requests_end_by_their_deadline(plan: list[Asked], others: list[tuple[fl
         assert each.asked.timeout_s is None or each.seconds <= each.asked.timeout_s + 0.011  # the test's own steps
         assert each.refused or each.asked.timeout_s is not None or each.seconds <= 10.0 or each.asked.audit
         if isinstance(each.error, QueueFullError):
-            assert each.error.retry_after_s is not None
             assert each.error.retry_after_s >= 0
     assert load.batcher.depth == 0
 

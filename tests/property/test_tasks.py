@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType, ModuleType
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -135,7 +135,7 @@ def _documented(page: str, file: str, name: str) -> type[ConfiguredTask]:
     module = ModuleType(file.removesuffix(".py"))
     sys.modules[module.__name__] = module  # msgspec looks the names of annotations up there
     exec(compile(code, file, "exec", dont_inherit=True), module.__dict__)
-    return cast("type[ConfiguredTask]", getattr(module, name))
+    return getattr(module, name)
 
 
 _TENSORS = (

@@ -356,7 +356,6 @@ def yes(response: InferResponse) -> list[float]:
 
 
 def answer_of(response: InferResponse) -> Answer:
-    assert response.answer is not None
     return response.answer
 
 

@@ -212,8 +212,7 @@ def run_on(root: Path, script: str, *arguments: str, record: bool = True) -> tup
 def counts_on(root: Path, script: str, *arguments: object) -> dict[str, Any]:
     """Runs a script as `run_on` does, without a recording; what its last line counts, in JSON."""
     printed, _ = run_on(root, script, *map(str, arguments), record=False)
-    counts: dict[str, Any] = json.loads(printed.splitlines()[-1])
-    return counts
+    return json.loads(printed.splitlines()[-1])
 
 
 def _parsed(text: bytes) -> Iterator[Change]:
@@ -236,8 +235,7 @@ def mark(text: str) -> None:
 
 def calls() -> int:
     """How many changes there were so far."""
-    found: int = ctypes.CDLL(None).faulty_disk_calls()
-    return found
+    return ctypes.CDLL(None).faulty_disk_calls()
 
 
 def fail(after: int, error: int, *, times: int = 1, torn: bool = False) -> None:

@@ -166,7 +166,6 @@ def server() -> Path:
     )
     listener.close()
     atexit.register(running.wait)
-    assert running.stdin is not None
     atexit.register(running.stdin.close)
     return address
 
@@ -202,8 +201,7 @@ def _serve(listener: socket.socket) -> dict[str, Any] | None:
                     # The server's stdout is a device that can seek.
                     sys.stdout = open(1, "w", encoding=sys.stdout.encoding, closefd=False)  # noqa: SIM115
                     os.closerange(3, max(8192, *files))
-                    found: dict[str, Any] = json.loads(content)
-                    return found
+                    return json.loads(content)
                 for file in files:
                     os.close(file)
                 connection.send(str(pid).encode())

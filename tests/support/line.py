@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
 from unittest.mock import patch
 
 from support.forks import run_forked
@@ -67,7 +66,7 @@ async def _forked_tier(module: Module, config: Path, log: Path, port: int = 0) -
     running = TierProcess(module, "--config", config, log=log, port=port)
     await asyncio.to_thread(running.start)
     try:
-        yield RunningTier(running.url, cast(asyncio.subprocess.Process, running.process))
+        yield RunningTier(running.url, running.process)
         if running.process.poll() is None:
             await asyncio.to_thread(running.stop)
     finally:

@@ -209,7 +209,6 @@ class Peer:
     def vanish(self) -> None:
         """Ends the connection as a cut cable does: without a goodbye, so that the will is published."""
         opened = self.client.socket()
-        assert opened is not None
         self.client.loop_stop()
         opened.close()
 

@@ -66,7 +66,6 @@ class TierProcess:
                     env=self._environ,
                     cwd=self._cwd,
                 )
-        assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert line, self.log.read_text()
         ready = json.loads(line)

@@ -150,8 +150,7 @@ async def _gateway_description(folder: Path) -> dict[str, Any]:
     settings = gateway.Settings(store=gateway.Store(url=f"sqlite:///{folder / 'gateway.db'}"))
     made = gateway_of(settings, GatedExecutor(), Repository({}))
     try:
-        found: dict[str, Any] = made.control_plane().openapi()
-        return found
+        return made.control_plane().openapi()
     finally:
         await made.close()
 

@@ -48,7 +48,6 @@ class RegistrySite:
 
     @property
     def registry(self) -> GatewayRegistry:
-        assert self.gateway.registry is not None
         return self.gateway.registry
 
     @property

@@ -60,8 +60,7 @@ class Asking:
     async def probabilities(self, name: str = "small") -> list[float]:
         status, reply = await self.post(f"/v2/models/{name}/infer", ROW)
         assert status == 200, reply
-        values: list[float] = reply["outputs"][0]["data"]
-        return values
+        return reply["outputs"][0]["data"]
 
 
 @asynccontextmanager

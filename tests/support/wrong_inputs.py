@@ -262,7 +262,6 @@ async def _opened(running: AsyncExitStack, folder: Path, work: Path) -> Site:
         )
     )
     rpc = gateway.gateway.grpc_server()
-    assert rpc is not None
     await rpc.start()
     running.push_async_callback(rpc.stop, 1)
     store = gateway.gateway.settings.store

@@ -9,5 +9,4 @@ _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    found: dict[str, Any] = yaml.load(path.read_text(), _LOADER)
-    return found
+    return yaml.load(path.read_text(), _LOADER)

@@ -350,7 +350,6 @@ class Book:
 
 
 def _answer(response: InferResponse) -> Answer:
-    assert response.answer is not None
     return response.answer
 
 

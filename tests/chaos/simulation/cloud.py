@@ -176,7 +176,6 @@ class Cloud:
             FirstlineError: its words.
         """
         self.check_up()
-        assert self._plane is not None
         self._book.reached(request)
         work = asyncio.create_task(self._plane.infer(request))
         self._tasks.add(work)

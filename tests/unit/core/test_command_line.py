@@ -166,7 +166,6 @@ def test_output_that_nothing_reads_ends_a_command_without_an_error() -> None:
     )
     command = [sys.executable, "-c", script]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
-        assert running.stdin is not None and running.stdout is not None and running.stderr is not None
         running.stdout.close()
         running.stdin.close()
         assert running.stderr.read() == b"started\n"

@@ -53,8 +53,7 @@ class Stopping(Gate):
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
-    found: Bundle = variant_bundle(tmp_path_factory.mktemp("profile") / "bundle", "small", "large")
-    return found
+    return variant_bundle(tmp_path_factory.mktemp("profile") / "bundle", "small", "large")
 
 
 @pytest.fixture(scope="module")

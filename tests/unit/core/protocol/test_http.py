@@ -17,7 +17,7 @@ from httpx import Headers
 
 from firstline_core import errors
 from firstline_core.protocol import extensions, http, oip
-from firstline_core.protocol.data_plane import DataPlane, ModelState
+from firstline_core.protocol.data_plane import ModelState
 from firstline_core.protocol.http import closing_response, error_body, error_from, error_reply, status_of
 from firstline_core.protocol.limits import Limits
 from firstline_core.protocol.oip import Origin, decode_response, encode_request
@@ -72,13 +72,6 @@ class Doubler:
         return extensions.config_json(self.metadata(model, version), self.limits, batching=True)
 
 
-def plane(**changes: Any) -> Doubler:
-    doubler = Doubler(**changes)
-    checked: DataPlane = doubler  # the fake implements the production interface
-    assert checked is doubler
-    return doubler
-
-
 async def infer_reply(
     tier: Doubler,
     model: str,
@@ -103,7 +96,7 @@ def json_of(reply: http.Reply) -> Any:
 
 
 async def test_json_in_json_out() -> None:
-    reply = await infer_reply(plane(), "double", "", {}, BODY)
+    reply = await infer_reply(Doubler(), "double", "", {}, BODY)
     assert reply.status == 200
     assert json_of(reply)["outputs"] == [{"name": "y", "datatype": "FP32", "shape": [1, 2], "data": [2.0, 4.0]}]
 
@@ -113,7 +106,7 @@ async def test_binary_in_binary_out(name: str) -> None:
     sent = encode_request(
         InferRequest("double", (Tensor("x", np.array([[1, 2]], np.float32)),), REQUEST_ID, binary_output=True)
     )
-    reply = await infer_reply(plane(), "double", "7", {name: str(sent.header_length)}, sent.body)
+    reply = await infer_reply(Doubler(), "double", "7", {name: str(sent.header_length)}, sent.body)
     assert reply.status == 200
     assert reply.headers["Content-Type"] == "application/octet-stream"
     got = decode_response(reply.body, http.header_length(Headers(reply.headers)))
@@ -121,7 +114,7 @@ async def test_binary_in_binary_out(name: str) -> None:
 
 
 async def test_the_facts_of_the_http_request_reach_the_plane() -> None:
-    tier = plane()
+    tier = Doubler()
     sent = orjson.dumps(orjson.loads(BODY) | {"parameters": {"timeout": 2_000_000, "request_id": REQUEST_ID}})
     await infer_reply(tier, "double", "7", {}, sent, principal="app", trust_request_id=True, arrived_s=50.0)
     request = tier.seen[0]
@@ -132,7 +125,7 @@ async def test_the_facts_of_the_http_request_reach_the_plane() -> None:
 
 
 async def test_a_failure_is_raised_and_makes_a_reply() -> None:
-    tier = plane(failure=errors.DeadlineExceededError("Too late.", retry_after_s=0.2))
+    tier = Doubler(failure=errors.DeadlineExceededError("Too late.", retry_after_s=0.2))
     with pytest.raises(errors.DeadlineExceededError) as caught:
         await infer_reply(tier, "double", "", {}, BODY)
     reply = http.error_reply(caught.value)
@@ -143,7 +136,7 @@ async def test_a_failure_is_raised_and_makes_a_reply() -> None:
 
 
 async def test_bad_bodies_never_reach_the_plane() -> None:
-    tier = plane(limits=Limits(body_bytes=len(BODY)))
+    tier = Doubler(limits=Limits(body_bytes=len(BODY)))
     bad: list[tuple[dict[str, str], bytes, int]] = [
         ({}, b"{", 400),
         ({}, BODY + b" ", 413),
@@ -175,7 +168,7 @@ async def test_bad_bodies_never_reach_the_plane() -> None:
     ],
 )
 async def test_compressed_requests(encoding: str, compressed: bytes) -> None:
-    reply = await infer_reply(plane(), "double", "", {"content-encoding": encoding}, compressed)
+    reply = await infer_reply(Doubler(), "double", "", {"content-encoding": encoding}, compressed)
     assert reply.status == 200
 
 
@@ -203,7 +196,7 @@ async def test_long_decoding_leaves_the_event_loop_to_others(
         return oip.decode_request(*args, **named)
 
     monkeypatch.setattr(http, "decode_request", decode_request)
-    assert (await infer_reply(plane(), "double", "", headers, body)).status == 200
+    assert (await infer_reply(Doubler(), "double", "", headers, body)).status == 200
     assert (threads != [threading.get_ident()]) is aside
 
 
@@ -258,7 +251,7 @@ async def test_reading_stops_at_the_limit() -> None:
 
 def test_health_is_200_or_4xx_with_json() -> None:
     for up, status in ((True, 200), (False, 400)):
-        tier = plane(up=up)
+        tier = Doubler(up=up)
         for reply, body in (
             (http.live_reply(tier), {"live": up}),
             (http.ready_reply(tier), {"ready": up}),
@@ -268,7 +261,7 @@ def test_health_is_200_or_4xx_with_json() -> None:
 
 
 def test_metadata() -> None:
-    tier = plane()
+    tier = Doubler()
     assert json_of(http.server_metadata_reply(tier)) == {
         "name": "firstline-edge",
         "version": "1.2",
@@ -285,13 +278,13 @@ def test_metadata() -> None:
 
 
 def test_an_unknown_model_is_404() -> None:
-    for reply in (http.model_ready_reply(plane(), "triple", ""), http.model_metadata_reply(plane(), "double", "8")):
+    for reply in (http.model_ready_reply(Doubler(), "triple", ""), http.model_metadata_reply(Doubler(), "double", "8")):
         assert reply.status == 404
         assert json_of(reply)["code"] == "unknown_model"
 
 
 def test_classes_have_the_labels_of_the_model_that_answered() -> None:
-    tier = plane()
+    tier = Doubler()
     request = InferRequest("double", (), "i", outputs=(RequestedOutput("y", None, 1),))
     answered = InferResponse("double", "7", ())
     assert http.class_labels(tier, request, answered) == ("a", "b")
@@ -302,21 +295,21 @@ def test_classes_have_the_labels_of_the_model_that_answered() -> None:
 class TestExtensions:
     @pytest.mark.parametrize("body", [b"", b" ", b"{}", b'{"ready": false}'])
     def test_the_index_takes_an_empty_body(self, body: bytes) -> None:
-        assert json_of(extensions.index_reply(plane(up=False), body, Limits())) == [
+        assert json_of(extensions.index_reply(Doubler(up=False), body, Limits())) == [
             {"name": "double", "version": "7", "state": "UNAVAILABLE", "reason": "asleep"}
         ]
 
     def test_the_index_may_be_of_ready_models_alone(self) -> None:
-        assert json_of(extensions.index_reply(plane(up=False), b'{"ready": true}', Limits())) == []
-        assert json_of(extensions.index_reply(plane(), b'{"ready": true}', Limits()))[0]["state"] == "READY"
+        assert json_of(extensions.index_reply(Doubler(up=False), b'{"ready": true}', Limits())) == []
+        assert json_of(extensions.index_reply(Doubler(), b'{"ready": true}', Limits()))[0]["state"] == "READY"
 
     @pytest.mark.parametrize("body", [b"[]", b'{"ready": 1}', b"{"])
     def test_the_index_takes_no_other_body(self, body: bytes) -> None:
         with pytest.raises(errors.RequestError):
-            extensions.index_reply(plane(), body, Limits())
+            extensions.index_reply(Doubler(), body, Limits())
 
     def test_statistics_have_the_form_of_triton(self) -> None:
-        tier = plane()
+        tier = Doubler()
         tier.counted.ran(3, 0.25, (0.5, 0.0))
         tier.counted.answered(0.75, 1000.0)
         tier.counted.fail.add(1.0)
@@ -332,13 +325,13 @@ class TestExtensions:
         assert found["batch_stats"][0]["compute_infer"] == {"count": 1, "ns": 250_000_000}
 
     def test_statistics_of_an_unknown_model_are_refused(self) -> None:
-        assert extensions.statistics_json(plane(), "", "")["model_stats"][0]["name"] == "double"
+        assert extensions.statistics_json(Doubler(), "", "")["model_stats"][0]["name"] == "double"
         for model, version in (("nobody", ""), ("double", "8")):
             with pytest.raises(errors.UnknownModelError):
-                extensions.statistics_json(plane(), model, version)
+                extensions.statistics_json(Doubler(), model, version)
 
     def test_the_configuration_matches_the_metadata(self) -> None:
-        assert plane().config("double", "") == {
+        assert Doubler().config("double", "") == {
             "name": "double",
             "platform": "onnx",
             "backend": "onnx",

@@ -14,6 +14,7 @@ import httpx
 import pytest
 import uvloop
 from httpcore import _synchronization
+from support.waiting import until
 
 from firstline_core.errors import ConfigError, LinkDownError, LinkError, ProtocolError, RemoteTimeoutError
 from firstline_core.protocol import http_client
@@ -65,8 +66,7 @@ over_httpx, over_aiohttp = connecting(), connecting("aiohttp")
 
 @pytest.fixture(params=[over_httpx, over_aiohttp], ids=["httpx", "aiohttp"])
 def connect(request: pytest.FixtureRequest) -> Connect:
-    made: Connect = request.param
-    return made
+    return request.param
 
 
 class Server:
@@ -116,8 +116,7 @@ async def serving(
         await client.close()
         listening.close()
         await listening.wait_closed()
-        while server.ended < server.connections:  # noqa: ASYNC110 (streams give no signal)
-            await asyncio.sleep(0.001)
+        await until(lambda: server.ended >= server.connections)
 
 
 async def post(client: HttpClient, body: bytes = b"body", timeout_s: float = 5) -> tuple[int, bytes]:
@@ -246,13 +245,11 @@ async def test_a_late_answer_is_not_used_for_another_request(connect: Connect) -
 async def test_a_cancelled_request_ends_its_connection(connect: Connect) -> None:
     async with serving(connect, lambda *_: b"") as (server, client):
         task = asyncio.create_task(post(client))
-        while not server.bodies:  # noqa: ASYNC110 (streams give no signal)
-            await asyncio.sleep(0.001)
+        await until(lambda: server.bodies)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        while not server.ended:  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
+        await until(lambda: server.ended)
 
 
 async def test_a_large_body_arrives_whole(connect: Connect) -> None:
@@ -302,8 +299,7 @@ async def test_unrequested_bytes_are_not_the_next_answer(connect: Connect, more:
             assert await post(client) == (200, b"hi")
         if later:
             unasked.set()
-            while unasked.is_set():  # noqa: ASYNC110
-                await asyncio.sleep(0.001)
+            await until(lambda: not unasked.is_set())
             await asyncio.sleep(0.02)
         with contextlib.suppress(LinkError):
             assert await post(client, timeout_s=1) == (200, b"go")
@@ -354,8 +350,7 @@ async def test_a_timeout_discards_every_idle_connection(connect: Connect) -> Non
 async def test_an_idle_connection_is_closed() -> None:
     async with serving(connecting(idle_s=0.05), lambda *_: OK) as (server, client), asyncio.timeout(5):
         await post(client)
-        while not server.ended:  # noqa: ASYNC110 (streams give no signal)
-            await asyncio.sleep(0.005)
+        await until(lambda: server.ended)
         assert await post(client) == (200, b"hi")
 
 

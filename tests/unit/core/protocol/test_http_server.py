@@ -17,6 +17,7 @@ from typing import Any
 import httptools
 import pytest
 import uvicorn
+from support.waiting import until
 from uvicorn.protocols.http import httptools_impl
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -85,11 +86,6 @@ async def answered(reader: asyncio.StreamReader) -> tuple[int, bytes]:
     head = (await reader.readuntil(b"\r\n\r\n")).lower()
     length = re.search(rb"content-length: (\d+)", head)
     return int(head.split()[1]), await reader.readexactly(int(length[1]) if length else 0)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():  # noqa: ASYNC110 (what is awaited is in the server, which has no event for it)
-        await asyncio.sleep(0.001)
 
 
 def connections(server: HttpServer) -> list[Connection]:

@@ -181,7 +181,6 @@ def test_a_request_is_read_back() -> None:
 
 def test_request_and_answer_carry_the_trace_in_user_properties() -> None:
     context = received("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "a=1")
-    assert context is not None
     publication = published(request(trace=context))
     assert {"traceparent": context.traceparent, "tracestate": "a=1"}.items() <= publication.properties.items()
     assert context.trace_id.encode() not in publication.payload

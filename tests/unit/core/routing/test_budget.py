@@ -193,7 +193,6 @@ class TestAccount:
 
     def _price(self, account: Account, cost: Cost) -> float:
         denial = account.decide(0.0, cost, self.now_s, demanded=False)
-        assert denial is not None
         return denial.price
 
     def test_a_price_above_the_value_denies_an_escalation(self) -> None:

@@ -69,7 +69,6 @@ def test_the_promise_is_a_sentence(contract: Contract, graded: bool, says: str) 
 
 
 def test_a_promise_by_class_has_a_threshold_for_each() -> None:
-    assert EDGE.certificate is not None
     groups = {"a": GroupCertificate(0.7, 100, 0.5, 0.04), "b": GroupCertificate(None, 9, 0.0, None)}
     by_class = msgspec.structs.replace(
         EDGE.certificate, threshold=0.7, by="class", groups=groups, labels_digest="0" * 64
@@ -86,7 +85,6 @@ def test_a_promise_by_class_has_a_threshold_for_each() -> None:
 
 
 def test_a_promise_about_events_names_each_with_its_bound() -> None:
-    assert EDGE.certificate is not None
     promises = {
         "missed person": EventPromise(0.05, 0.1, 300, 0.8, 0.04),
         "invented cat": EventPromise(0.1, 0.05, 90, 0.9, 0.1),

@@ -36,7 +36,6 @@ def test_the_stream_gives_up_no_more_than_promised(select: float) -> None:
     part, rest = split(3000, select, 0)
     grid = scores[part] if select else None
     found = certify_stream(scores[rest], net[rest], 0.05, 0.05, grid=grid)
-    assert found.threshold is not None
     assert 0.2 < found.kept < 0.9
     fresh, loss = _stream(random, 100_000)
     given_up = (loss * (fresh >= found.threshold)).mean()
@@ -185,7 +184,6 @@ def test_the_share_of_an_event_that_is_kept_is_the_population_s() -> None:
         starts=[Start(0.8, 1.0)],
     )
     # Five of six rows that were drawn are below 0.5, and half of the population.
-    assert found.threshold is not None
     assert found.events["a"].kept == pytest.approx(1 - found.threshold, abs=0.03)
     assert (scores >= found.threshold).mean() < found.events["a"].kept - 0.05
     assert found.events["b"].kept == 1

@@ -30,8 +30,7 @@ def load_tflite(path: Path) -> Runtime:
 
 @pytest.fixture(params=[load_onnx, pytest.param(load_tflite, marks=pytest.mark.tflite)])
 def load(request: pytest.FixtureRequest) -> Load:
-    chosen: Load = request.param
-    return chosen
+    return request.param
 
 
 @pytest.fixture

@@ -34,8 +34,7 @@ def test_freed_memory_is_reused_without_page_faults() -> None:
     def faults(how: str, **environment: str) -> list[int]:
         command = [sys.executable, "-c", _FAULTS, how]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60)
-        found: list[int] = json.loads(done.stdout)
-        return found
+        return json.loads(done.stdout)
 
     (kept, returned), (given_back, _) = faults("keep"), faults("")
     assert given_back > 10_000, "as it is shipped a query faults in hundreds of pages"

@@ -65,7 +65,6 @@ class Device:
     async def variant(self, row: tuple[float, float] = SURE, **fields: Any) -> str:
         """Which variant answered, by the digest that the answer names."""
         response = await self.asks(row, **fields)
-        assert response.answer is not None
         by_digest = {model.digest: model.id for model in self.manifest.edge}
         return by_digest[response.answer.model_digest]
 
@@ -90,11 +89,8 @@ def request(row: tuple[float, float], **fields: Any) -> InferRequest:
 async def device(tmp_path: Path) -> AsyncIterator[Device]:
     variant_bundle(tmp_path / "bundle")
     async with EdgeAgent(adapting_settings(tmp_path)) as agent:
-
-        async def looked() -> bool:
-            return agent.sampler.latest is not NOTHING_READ
-
-        await until(looked)  # the one reading of the sensors themselves, of which there are none
+        # The one reading of the sensors themselves, of which there are none.
+        await until(lambda: agent.sampler.latest is not NOTHING_READ)
         yield Device(agent)
 
 
@@ -137,7 +133,6 @@ async def test_heat_uses_a_cheaper_variant_under_its_own_certificate(device: Dev
     device.feels(hottest_c=79)
     response = await device.asks((8.0, 0.0))
     answer = response.answer
-    assert answer is not None
     small = device.manifest.edge[2]
     assert (answer.model_digest, answer.certified, answer.tier) == (small.digest, True, Tier.EDGE)
     assert device.loaded == ["large", "medium", "small"], "heat needs no memory"

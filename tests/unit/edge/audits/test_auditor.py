@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 from support.edge import SURE, UNSURE, Scene, answer_of
+from support.waiting import until
 
 from firstline_core.clock import SimulatedClock
 from firstline_core.errors import LinkDownError
@@ -54,16 +55,8 @@ async def scene(make_scene: MakeScene) -> Scene:
     return make_scene()
 
 
-async def turns_until(holds: Callable[[], bool]) -> None:
-    for _ in range(1000):
-        if holds():
-            return
-        await asyncio.sleep(0)
-    raise AssertionError("it never came to hold")
-
-
 async def ended(scene: Scene, count: int) -> list[str]:
-    await turns_until(lambda: len(scene.ended_audits) >= count)
+    await until(lambda: len(scene.ended_audits) >= count)
     return [each.outcome for each in scene.ended_audits]
 
 
@@ -74,7 +67,6 @@ async def test_an_accepted_answer_is_audited_under_its_own_id(scene: Scene) -> N
     assert await ended(scene, 1) == ["disagreed"]
     (sent,) = scene.cloud.requests
     certificate = scene.held.edge and scene.held.edge.certificate
-    assert certificate is not None and sent.audit is not None
     assert sent.request_id != answer_of(response).request_id
     assert sent.audit.propensity == 1.0
     assert sent.edge_outputs.keys() == {PROBABILITIES}
@@ -190,7 +182,7 @@ async def test_another_models_answer_is_no_verdict(scene: Scene) -> None:
 async def test_escalations_go_first(scene: Scene) -> None:
     scene.cloud.gate = asyncio.Event()
     live = [asyncio.create_task(scene.infer(UNSURE + number / 1000)) for number in range(4)]
-    await turns_until(lambda: len(scene.cloud.requests) == 4)
+    await until(lambda: len(scene.cloud.requests) == 4)
     await scene.infer(SURE)
     for _ in range(20):
         await asyncio.sleep(0)

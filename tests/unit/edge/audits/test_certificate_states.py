@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from support.edge import SURE, UNSURE, Scene, answer_of
 from support.logs import captured_lines
+from support.waiting import until
 
 from firstline_core.bundle.manifest import MANIFEST_NAME
 from firstline_core.bundle.store import Bundle
@@ -59,16 +60,11 @@ async def scene(make_scene: MakeScene) -> Scene:
     return make_scene()
 
 
-def states_of(scene: Scene) -> CertificateStates:
-    assert scene.certificates is not None
-    return scene.certificates
-
-
 def audited(scene: Scene, score: float, agree: float) -> None:
     """One audit ends that was drawn at the threshold in use."""
     monitored = scene.monitored
     sample = Sample(monitored.key, "m", "3", 0.0, score, agree, 1.0, kept=True)
-    states_of(scene).audited(monitored, sample, threshold=monitored.threshold)
+    scene.certificates.audited(monitored, sample, threshold=monitored.threshold)
 
 
 def feed(scene: Scene, *results: tuple[float, float]) -> int:
@@ -85,17 +81,10 @@ def elapse(scene: Scene, seconds: float) -> None:
     scene.clock._now_s += seconds  # type: ignore[attr-defined]
 
 
-async def turns_until(holds: Callable[[], object]) -> None:
-    """Waits for the thread that writes the records."""
-    async with asyncio.timeout(5):
-        while not holds():  # noqa: ASYNC110 (it gives no signal)
-            await asyncio.sleep(0.001)
-
-
 @asynccontextmanager
 async def saving(scene: Scene) -> AsyncIterator[None]:
     """Keeps saving the records, as the agent does."""
-    task = asyncio.create_task(states_of(scene).keep_saving())
+    task = asyncio.create_task(scene.certificates.keep_saving())
     yield
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
@@ -110,7 +99,7 @@ def stored_bundle(folder: Path, certified: float) -> DeviceModel:
 
 
 async def restarted(scene: Scene, make_scene: MakeScene, **arguments: Any) -> Scene:
-    await states_of(scene).close()
+    await scene.certificates.close()
     return make_scene(**arguments)
 
 
@@ -124,7 +113,7 @@ async def test_graded_losses_are_tested_by_their_mean(make_scene: MakeScene) -> 
     assert (monitored.record.agreed, monitored.record.disagreed) == (0, 300)
     monitored.certificate = msgspec.structs.replace(monitored.certificate, graded=True)
     assert 10 < feed(scene, *[(SURE, 0.8), (0.85, 0.6)] * 300) < 200
-    assert states_of(scene).of(scene.held).threshold is not None
+    assert scene.certificates.of(scene.held).threshold is not None
     assert monitored.record.state.cause.endswith("audits on this device show a mean loss above 5 %")
 
 
@@ -203,19 +192,19 @@ def feed_events(scene: Scene, *results: tuple[float, dict[str, float]]) -> None:
         if monitored.record.state.alarmed:
             return
         sample = monitored.sample(0.0, score, Comparison(max(events.values(), default=0.0), events), 1.0, kept=True)
-        states_of(scene).audited(monitored, sample, threshold=monitored.threshold)
+        scene.certificates.audited(monitored, sample, threshold=monitored.threshold)
 
 
 async def test_only_audits_in_which_an_event_can_occur_test_its_promise(make_scene: MakeScene) -> None:
     scene = make_scene(events=PROMISED)
     assert answer_of(await scene.infer(SURE)).certified
     feed_events(scene, *[(SURE, {})] * 500, (SURE, {"missed a": 1.0, "missed b": 1.0}), (SURE, {"invented b": 0.0}))
-    described = certificate_reports.describe(states_of(scene), scene.held)
+    described = certificate_reports.describe(scene.certificates, scene.held)
     assert described is not None and not described["alarm"]
     found = {name: (each["epsilon"], each["counted"], each["lost"]) for name, each in described["events"].items()}
     assert found == {"missed a": (0.05, 1, 1), "invented b": (0.1, 1, 0)}
     assert described["e_value"] == described["events"]["missed a"]["e_value"] > 1
-    assert states_of(scene).level(scene.monitored) == scene.monitored.certificate.delta / 2
+    assert scene.certificates.level(scene.monitored) == scene.monitored.certificate.delta / 2
 
 
 async def test_a_broken_event_alarms_by_name_however_rare_it_is(make_scene: MakeScene) -> None:
@@ -242,7 +231,7 @@ async def test_an_event_tightens_by_the_audits_in_which_it_can_occur(make_scene:
     feed_events(scene, *low * 100)
     assert scene.monitored.record.state.cause.startswith("missed a: ")
     digest = scene.monitored.certificate.edge_digest
-    assert states_of(scene).alarm_of(scene.held) == ContractAlarm(digest, "missed a")
+    assert scene.certificates.alarm_of(scene.held) == ContractAlarm(digest, "missed a")
     assert scene.monitored.threshold == 0.9
     assert all(each.test == audit.begin(PROMISED[name]) for name, each in scene.monitored.record.events.items())
     rare = make_scene(events=PROMISED, certified=0.81)
@@ -255,10 +244,10 @@ async def test_the_gateways_alarm_names_the_event(make_scene: MakeScene) -> None
     scene = make_scene(events=PROMISED)
     feed_events(scene, *[(0.9, {"missed a": 0.0})] * 60, *[(0.82, {"invented b": 1.0})] * 2)
     notice = ContractNotice(True, escalations_per_hour=None, event="missed a")
-    states_of(scene).apply_notice(scene.held, notice)
+    scene.certificates.apply_notice(scene.held, notice)
     assert scene.monitored.record.state.cause.startswith("missed a: the audits of all devices")
     assert scene.monitored.threshold == 0.9
-    assert states_of(scene).alarm_of(scene.held) is None  # it is not reported back
+    assert scene.certificates.alarm_of(scene.held) is None  # it is not reported back
 
 
 async def test_the_gateways_alarm_is_as_good_as_ones_own(scene: Scene) -> None:
@@ -271,7 +260,7 @@ async def test_the_gateways_alarm_is_as_good_as_ones_own(scene: Scene) -> None:
     monitored = scene.monitored
     state = monitored.record.state
     assert state.alarmed and state.escalates_all  # no audits of this device show a safe threshold
-    assert states_of(scene).quota_per_hour(monitored) == CAREFUL.escalations_per_hour  # the gateway's was taken back
+    assert scene.certificates.quota_per_hour(monitored) == CAREFUL.escalations_per_hour  # the gateway's was taken back
     assert not answer_of(await scene.infer(SURE)).certified
     elapse(scene, 60)
     await scene.infer(0.62)
@@ -288,35 +277,35 @@ async def test_devices_of_a_fleet_alarm_later_by_themselves(make_scene: MakeScen
 async def test_the_number_of_auditing_devices_never_falls(make_scene: MakeScene) -> None:
     scene = make_scene(msgspec.structs.replace(CAREFUL, fleet_devices=5))
     delta = scene.monitored.certificate.delta
-    assert states_of(scene).level(scene.monitored) == delta / 5
+    assert scene.certificates.level(scene.monitored) == delta / 5
     for told, tested in ((3, 5), (40, 40), (7, 40), (1, 40)):
-        states_of(scene).apply_notice(scene.held, ContractNotice(False, None, devices=told))
-        assert states_of(scene).level(scene.monitored) == delta / tested
+        scene.certificates.apply_notice(scene.held, ContractNotice(False, None, devices=told))
+        assert scene.certificates.level(scene.monitored) == delta / tested
     again = await restarted(scene, make_scene)  # with a setting of 1
-    assert states_of(again).level(again.monitored) == delta / 40
+    assert again.certificates.level(again.monitored) == delta / 40
     fresh = await restarted(again, make_scene, certified=0.82)
-    assert states_of(fresh).level(fresh.monitored) == delta  # another promise, of which nothing was told yet
+    assert fresh.certificates.level(fresh.monitored) == delta  # another promise, of which nothing was told yet
 
 
 async def test_weak_evidence_stays_weak_when_the_fleet_shrinks(make_scene: MakeScene) -> None:
     scene = make_scene()
     enough = feed(scene, *[(SURE, 0)] * 50)
     again = await restarted(scene, make_scene, certified=0.82)
-    states_of(again).apply_notice(again.held, ContractNotice(False, None, devices=1000))
+    again.certificates.apply_notice(again.held, ContractNotice(False, None, devices=1000))
     assert feed(again, *[(SURE, 0)] * enough) == 0
-    states_of(again).apply_notice(again.held, ContractNotice(False, None, devices=1))
+    again.certificates.apply_notice(again.held, ContractNotice(False, None, devices=1))
     assert feed(again, *[(SURE, 1)] * 20) == 0
 
 
 async def test_a_quota_that_the_gateway_takes_back_is_this_devices_own_again(make_scene: MakeScene) -> None:
     scene = make_scene()
-    told = states_of(scene)
+    told = scene.certificates
     told.apply_notice(scene.held, ContractNotice(alarm=False, escalations_per_hour=7.0))
     told.apply_notice(scene.held, None)  # an older gateway, with nothing to say
     assert told.quota_per_hour(scene.monitored) == 7.0
     again = await restarted(scene, make_scene)
-    states_of(again).apply_notice(again.held, ContractNotice(alarm=False, escalations_per_hour=None))
-    assert states_of(again).quota_per_hour(again.monitored) == CAREFUL.escalations_per_hour
+    again.certificates.apply_notice(again.held, ContractNotice(alarm=False, escalations_per_hour=None))
+    assert again.certificates.quota_per_hour(again.monitored) == CAREFUL.escalations_per_hour
 
 
 async def test_the_devices_own_alarm_is_sent_with_each_request(make_scene: MakeScene) -> None:
@@ -377,15 +366,15 @@ async def test_an_unreadable_record_certifies_nothing(make_scene: MakeScene, tmp
     with pytest.raises(IntegrityError, match=str(path)):
         records.read(path)
     scene = make_scene()
-    assert "not certified until a newly certified bundle comes" in states_of(scene).problem
+    assert "not certified until a newly certified bundle comes" in scene.certificates.problem
     assert path.with_name("certificates.json.damaged").read_bytes() == content
     answer = answer_of(await scene.infer(SURE))
     assert (answer.certified, answer.reason) == (False, Reason.CONFIDENT)  # kept as before, promised no more
     again = await restarted(scene, make_scene)
     assert not answer_of(await again.infer(SURE)).certified
-    assert states_of(again).problem == ""
+    assert again.certificates.problem == ""
     assert again.monitored.threshold == 0.8
-    states_of(again).apply_notice(again.held, ContractNotice(alarm=True, escalations_per_hour=None))
+    again.certificates.apply_notice(again.held, ContractNotice(alarm=True, escalations_per_hour=None))
     assert again.monitored.record.state.escalates_all  # what audits show still tightens
     fresh = await restarted(again, make_scene, certified=0.82)
     assert answer_of(await fresh.infer(SURE)).certified
@@ -394,8 +383,8 @@ async def test_an_unreadable_record_certifies_nothing(make_scene: MakeScene, tmp
 async def test_a_certificate_after_a_loss_of_records_is_valid(make_scene: MakeScene, tmp_path: Path) -> None:
     (tmp_path / "certificates.json").write_bytes(b"{")
     scene, newer = make_scene(), Scene(certified=0.82).held
-    states_of(scene).watch(newer)
-    assert (states_of(scene).of(scene.held).name, states_of(scene).of(newer).name) == ("unknown", "valid")
+    scene.certificates.watch(newer)
+    assert (scene.certificates.of(scene.held).name, scene.certificates.of(newer).name) == ("unknown", "valid")
 
 
 async def test_a_bundle_from_before_a_loss_proves_nothing(make_scene: MakeScene, tmp_path: Path) -> None:
@@ -410,12 +399,16 @@ async def test_a_bundle_from_before_a_loss_proves_nothing(make_scene: MakeScene,
     while (newer := bundle(0.86)).bundle.path.joinpath(MANIFEST_NAME).stat().st_ctime <= set_aside_s:
         pass  # until the clock of the disk has moved on
     for held in (absent, newer):
-        states_of(scene).watch(held)
-    assert [states_of(scene).of(held).name for held in (absent, newer)] == ["unknown", "valid"]
+        scene.certificates.watch(held)
+    assert [scene.certificates.of(held).name for held in (absent, newer)] == ["unknown", "valid"]
     again = await restarted(scene, make_scene)
     for held in (absent, newer, never_loaded):
-        states_of(again).watch(held)
-    assert [states_of(again).of(held).name for held in (absent, newer, never_loaded)] == ["unknown", "valid", "unknown"]
+        again.certificates.watch(held)
+    assert [again.certificates.of(held).name for held in (absent, newer, never_loaded)] == [
+        "unknown",
+        "valid",
+        "unknown",
+    ]
 
 
 async def test_the_loss_of_a_record_is_logged_once(scene: Scene, tmp_path: Path) -> None:
@@ -433,22 +426,22 @@ async def test_a_start_without_certificates_forgets_no_lost_record(make_scene: M
     async with saving(scene):
         for _ in range(20):
             await asyncio.sleep(0.005)
-    await states_of(scene).close()
+    await scene.certificates.close()
     assert not path.exists()
-    assert states_of(again := make_scene()).of(again.held).name == "unknown"
+    assert (again := make_scene()).certificates.of(again.held).name == "unknown"
 
 
 async def test_a_process_that_dies_unsaved_forgets_no_lost_record(make_scene: MakeScene, tmp_path: Path) -> None:
     (tmp_path / "certificates.json").write_bytes(b"{")
     for _ in range(2):  # none of them comes to write anything
         scene = make_scene()
-        assert states_of(scene).problem
+        assert scene.certificates.problem
         assert not answer_of(await scene.infer(SURE)).certified
     assert not (tmp_path / "certificates.json").exists()
     async with saving(scene):
-        await turns_until((tmp_path / "certificates.json").exists)
+        await until((tmp_path / "certificates.json").exists)
     again = make_scene()
-    assert (states_of(again).problem, again.monitored.record.state.alarmed) == ("", True)
+    assert (again.certificates.problem, again.monitored.record.state.alarmed) == ("", True)
 
 
 @pytest.mark.parametrize(("lacks", "problem"), [("room", "cannot be written"), ("threads", "can't start new thread")])
@@ -468,16 +461,16 @@ async def test_a_refused_write_is_retried_without_another_audit(
             else:
                 path.mkdir()  # in its place
             feed(scene, *[(SURE, 0)] * 20)
-            await turns_until(lambda: clock.sleepers)
-            assert problem in states_of(scene).problem
+            await until(lambda: clock.sleepers)
+            assert problem in scene.certificates.problem
         if path.exists():
             path.rmdir()
         await clock.advance(30)
-        await turns_until(path.exists)
+        await until(path.exists)
         (found,) = records.read(path).values()
         assert found.state.alarmed
-    await states_of(scene).close()
-    assert states_of(scene).problem == ""
+    await scene.certificates.close()
+    assert scene.certificates.problem == ""
 
 
 async def test_scores_are_compared_with_the_certificates_and_survive_a_restart(make_scene: MakeScene) -> None:
@@ -498,13 +491,13 @@ async def test_scores_are_compared_with_the_certificates_and_survive_a_restart(m
 async def test_records_are_saved_or_logged_once(scene: Scene, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with saving(scene):
         feed(scene, (SURE, 1))
-        await turns_until((tmp_path / "certificates.json").exists)
+        await until((tmp_path / "certificates.json").exists)
     (found,) = records.read(tmp_path / "certificates.json").values()
     assert found.agreed == 1
     (tmp_path / "certificates.json").unlink()
     (tmp_path / "certificates.json").mkdir()  # in its place
     for _ in range(2):
-        await states_of(scene).close()
+        await scene.certificates.close()
     assert sum("audit records not stored" in line for line in caplog.messages) == 1
 
 

@@ -199,11 +199,7 @@ class TestKeep:
                 count_traffic("http", sent=300)
             await settled(clock)
             await clock.advance(SAVE_EVERY_S)
-
-            async def told() -> bool:
-                return bool(spending.problem)
-
-            await until(told)
+            await until(lambda: spending.problem)
             (tmp_path / "missing").unlink()
             await settled(clock)
             await clock.advance(SAVE_EVERY_S)
@@ -259,17 +255,11 @@ async def running(spending: Spending):  # type: ignore[no-untyped-def]
 
 
 async def settled(clock: SimulatedClock) -> None:
-    async def waits() -> bool:
-        return clock.sleepers > 0
-
-    await until(waits)
+    await until(lambda: clock.sleepers)
 
 
 async def written(file: SpendingFile) -> None:
-    async def there() -> bool:
-        return bool(file.read().ledgers)
-
-    await until(there)
+    await until(lambda: file.read().ledgers)
 
 
 # By a version that remembered demand otherwise, or by hand.

@@ -14,7 +14,7 @@ import threading
 import time
 import zlib
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -56,12 +56,6 @@ def written(cache: DiskCache) -> None:
     while (writing := cache._writing) is not None:
         wait([writing])
         _ = cache.problem
-
-
-def waited_for(cache: DiskCache) -> Future[None]:
-    """The group that is being written."""
-    assert cache._writing is not None
-    return cache._writing
 
 
 def put_group(cache: DiskCache, group: int, puts: int = 64) -> None:
@@ -409,13 +403,12 @@ class Held:
         self._connection.close()
 
 
-@pytest.fixture
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A writer waits as long as it takes."""
     monkeypatch.setattr(results, "_WRITE_TIMEOUT_S", 60.0)
 
 
-@pytest.mark.usefixtures("patient")
 def test_a_slow_disk_delays_no_reads_and_writes(directory: Path, cache: DiskCache) -> None:
     cache.put(KEY, b"on disk")
     written(cache)
@@ -433,7 +426,6 @@ def test_a_slow_disk_delays_no_reads_and_writes(directory: Path, cache: DiskCach
     assert cache.problem == ""
 
 
-@pytest.mark.usefixtures("patient")
 def test_a_sweep_while_the_disk_is_slow_writes_the_rest_afterwards(directory: Path, cache: DiskCache) -> None:
     cache.put(KEY, b"alone")
     written(cache)
@@ -447,7 +439,6 @@ def test_a_sweep_while_the_disk_is_slow_writes_the_rest_afterwards(directory: Pa
     assert rows_on_disk(directory) == 1 + 64 + 5
 
 
-@pytest.mark.usefixtures("patient")
 def test_the_queue_for_a_slow_disk_is_bounded_and_keeps_the_newest(directory: Path, cache: DiskCache) -> None:
     cache.put(KEY, b"on disk")
     written(cache)
@@ -460,7 +451,6 @@ def test_the_queue_for_a_slow_disk_is_bounded_and_keeps_the_newest(directory: Pa
     assert rows_on_disk(directory) == 1 + 64 + 1024
 
 
-@pytest.mark.usefixtures("patient")
 def test_the_database_stays_within_its_limit_after_a_slow_disk(directory: Path) -> None:
     limit_bytes = 1 << 20
     cache = opened(directory, limit_bytes)
@@ -475,7 +465,6 @@ def test_the_database_stays_within_its_limit_after_a_slow_disk(directory: Path) 
     opened_again.close()
 
 
-@pytest.mark.usefixtures("patient")
 def test_it_is_closed_when_all_is_written(directory: Path, cache: DiskCache) -> None:
     with Held(directory):
         for number in range(100):
@@ -489,7 +478,6 @@ def test_it_is_closed_when_all_is_written(directory: Path, cache: DiskCache) -> 
     assert cache.get(KEY) is None
 
 
-@pytest.mark.usefixtures("patient")
 def test_nothing_is_written_after_an_erasure(directory: Path, cache: DiskCache) -> None:
     with Held(directory):
         for number in range(100):
@@ -506,7 +494,6 @@ def test_nothing_is_written_after_an_erasure(directory: Path, cache: DiskCache) 
     assert rows_on_disk(directory) == 1
 
 
-@pytest.mark.usefixtures("patient")
 def test_expired_entries_leave_under_load(directory: Path, cache: DiskCache, monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = time.time()
     monkeypatch.setattr(time, "time", lambda: now_s - 61)
@@ -516,11 +503,10 @@ def test_expired_entries_leave_under_load(directory: Path, cache: DiskCache, mon
     with Held(directory):
         put_group(cache, 0)
         cache.expire()
-    wait([waited_for(cache)])
+    wait([cache._writing])
     assert KEY not in keys_on_disk(directory)
 
 
-@pytest.mark.usefixtures("patient")
 def test_a_dropped_write_leaves_no_older_value(directory: Path) -> None:
     cache, early = opened(directory), b"e" * 32
     cache.put(KEY, b"older")
@@ -534,7 +520,7 @@ def test_a_dropped_write_leaves_no_older_value(directory: Path) -> None:
         for number in range(64, 64 + 1023):
             cache.put(number.to_bytes(32), b"v")
         assert [value_of(cache, key) for key in (KEY, early)] == [None, b"newer"]  # of 1,025, the oldest was dropped
-    wait([waited_for(cache)])  # it has written the older value of `early`
+    wait([cache._writing])  # it has written the older value of `early`
     _ = cache.problem
     assert [value_of(cache, key) for key in (KEY, early)] == [None, b"newer"]
     written(cache)
@@ -547,7 +533,6 @@ def test_a_dropped_write_leaves_no_older_value(directory: Path) -> None:
     again.close()
 
 
-@pytest.mark.usefixtures("patient")
 def test_a_dropped_write_is_a_miss_while_an_older_value_is_on_its_way(directory: Path, cache: DiskCache) -> None:
     cache.put(b"a" * 32, b"alone")
     written(cache)
@@ -590,7 +575,7 @@ def test_a_group_failing_at_close_leaves_no_older_value(directory: Path, monkeyp
     with Held(directory):
         cache.put(KEY, b"newer")
         put_group(cache, 0, puts=63)
-        wait([waited_for(cache)])
+        wait([cache._writing])
     cache.close()
     assert KEY not in keys_on_disk(directory)
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 from support.edge import SURE, UNSURE, MakeScene, Scene, answer_of, outcomes, request, tiers, yes
 from support.escalations import settle
+from support.waiting import until
 
 from firstline_core.clock import SimulatedClock
 from firstline_core.errors import LinkDownError
@@ -23,13 +23,6 @@ OFTEN = HedgeSection(share=0.0, burst=3.0, min_escalation_rate=0.25)
 
 # The edge model takes 0.3 s and the cloud 0.5 s: one after the other is too late, side by side is not.
 SHORT = {"deadline_s": 0.7}
-
-
-async def until(holds: Callable[[], object]) -> None:
-    """Waits for the model's thread, which lives in real time."""
-    async with asyncio.timeout(10):
-        while not holds():  # noqa: ASYNC110 (it gives no signal)
-            await asyncio.sleep(0.001)
 
 
 class Stage:

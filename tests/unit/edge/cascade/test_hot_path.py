@@ -64,8 +64,7 @@ def ask(agent: EdgeAgent, array: Any) -> InferResponse:
     asking = agent.data_plane.infer(InferRequest("wide", (Tensor("x", array),), new_request_id()))
     with pytest.raises(StopIteration) as answered:
         asking.send(None)
-    found: InferResponse = answered.value.value
-    return found
+    return answered.value.value
 
 
 def tier(response: InferResponse) -> Tier:

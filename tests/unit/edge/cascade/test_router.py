@@ -95,7 +95,6 @@ def held() -> Iterator[DeviceModel]:
     held = Scene().held
     groups = {"yes": GroupCertificate(0.6, 300, 0.8, 0.04), "no": GroupCertificate(None, 20, 0.0, None)}
     said = with_certificate(held.manifest.edge[0], held.manifest, 0.6, by="class", groups=groups)
-    assert held.edge is not None
     yield replace(held, edge=replace(held.edge, certificate=said.certificate))
     held.edge.workers.close()
 

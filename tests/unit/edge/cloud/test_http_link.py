@@ -14,6 +14,7 @@ import pytest
 from msgspec import structs
 from support.escalations import request, response
 from support.proxy import ChaosProxy, Network
+from support.waiting import until
 
 from bench.simulation.simulated_time import LoopClock
 from firstline_core import errors
@@ -206,9 +207,7 @@ async def test_requests_in_progress_delay_no_probe(server: Server) -> None:
     server.script = take_requests_and_answer_probes
     link = HttpLink(LinkSection(kind="http", url=server.url), connections=1)
     hanging = asyncio.create_task(link.infer(request(), 60.0))
-    async with asyncio.timeout(5):
-        while not server.heads:  # noqa: ASYNC110 (what is waited for comes over a socket)
-            await asyncio.sleep(0.005)
+    await until(lambda: server.heads, 5)
     with pytest.raises(LinkBusyError, match="1 connections to"):
         await link.infer(request(), 0.05)
     await link.probe(5.0)
@@ -229,9 +228,7 @@ async def test_the_number_of_connections_is_limited(server: Server) -> None:
     server.script = stall
     link = HttpLink(LinkSection(kind="http", url=server.url), connections=2)
     asking = [asyncio.create_task(link.infer(request(), 60.0)) for _ in range(20)]
-    async with asyncio.timeout(5):
-        while len(server.heads) + server.connections < 2:  # noqa: ASYNC110 (what is waited for comes over a socket)
-            await asyncio.sleep(0.005)
+    await until(lambda: len(server.heads) + server.connections >= 2, 5)
     await asyncio.sleep(0.05)
     assert server.connections == 2
     for task in asking:
@@ -453,7 +450,6 @@ class TestReplacedToken:
 
 async def test_the_trace_of_a_request_is_sent_in_headers(server: Server, link: HttpLink) -> None:
     trace = received("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "a=1")
-    assert trace is not None
     bodies: list[bytes] = []
 
     async def script(reader: Reader, writer: Writer) -> None:

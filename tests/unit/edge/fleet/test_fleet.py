@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from support.edge import SURE, UNSURE, Scene, request
+from support.waiting import until
 
 from firstline_core.clock import SimulatedClock
 from firstline_core.errors import (
@@ -271,8 +272,7 @@ async def test_a_twin_applies_the_desired_state_and_reports_changes(tmp_path: Pa
     made = twin()
     transport.away = True
     running = asyncio.create_task(made.run())
-    while not made.problem:  # noqa: ASYNC110 (it gives no signal)
-        await asyncio.sleep(0)
+    await until(lambda: made.problem)
     assert transport.reports == []
     transport.away = False
     await clock.advance(440)
@@ -280,8 +280,7 @@ async def test_a_twin_applies_the_desired_state_and_reports_changes(tmp_path: Pa
     await clock.advance(160)
     assert len(transport.counts) >= 2 and made.problem == ""
     transport.documents.put_nowait(Desired(4, brake=Brake(0.0, "")))
-    while len(applied) < 1:  # noqa: ASYNC110
-        await asyncio.sleep(0.001)
+    await until(lambda: applied)
     so = replace(so, braked=True)
     await asyncio.sleep(0)
     await clock.advance(10)

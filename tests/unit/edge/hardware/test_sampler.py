@@ -6,7 +6,6 @@ import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import cast
 
 import pytest
 from hypothesis import given
@@ -14,8 +13,9 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 from support.boards import board
 from support.logs import captured_lines
+from support.waiting import until
 
-from firstline_core.clock import SimulatedClock, first_of
+from firstline_core.clock import SimulatedClock
 from firstline_core.hardware.kernel_files import Tree
 from firstline_core.hardware.readings import NOTHING_READ, Absent, Measured, Modelled, Reading, Snapshot, measured
 from firstline_core.hardware.sensors import Sensors
@@ -74,7 +74,7 @@ async def running(
     thresholds: MemoryThresholds = MemoryThresholds(),  # noqa: B008 (it has no state)
     listener: Callable[[Snapshot], None] = lambda _: None,
 ) -> AsyncIterator[Sampler]:
-    sampler = Sampler(cast(Sensors, driver), 5.0, clock, thresholds=thresholds, on_reading=listener)
+    sampler = Sampler(driver, 5.0, clock, thresholds=thresholds, on_reading=listener)
     task = asyncio.create_task(sampler.run())
     try:
         yield sampler
@@ -83,15 +83,6 @@ async def running(
         task.cancel()
         with suppress(asyncio.CancelledError):
             await task
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    async def wait() -> None:
-        while not holds():  # noqa: ASYNC110 (of a thread)
-            await asyncio.sleep(0.001)
-
-    await first_of(wait(), asyncio.sleep(30))
-    assert holds()
 
 
 async def test_the_latest_reading_is_there_at_once() -> None:

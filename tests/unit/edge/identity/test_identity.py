@@ -164,7 +164,6 @@ class TestJoinAgain:
         monkeypatch.setattr(IdentityFiles, "read", read_and_join)
         clock = SimulatedClock(wall_start_s=NOW_S)
         credentials = DeviceIdentity(settings, clock).credentials
-        assert credentials is not None
         await CredentialRenewal(credentials, no_links, clock, random.Random(1)).check_files()
         assert [credentials.identity] == again
 

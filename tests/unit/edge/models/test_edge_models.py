@@ -95,7 +95,6 @@ def test_a_score_without_bounds_leaves_the_value_to_the_likeliest_class(tmp_path
 
 
 def test_other_load_does_not_count_as_model_time(held: DeviceModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert held.edge is not None
     now_s, taken_s = 0.0, iter([0.9, 0.8, 0.005, 0.004, 0.0004, 0.007, 0.006])  # the first two warm up
     monkeypatch.setattr(loading, "time", SimpleNamespace(perf_counter=lambda: now_s))
 
@@ -118,7 +117,6 @@ def test_small_work_is_quick_and_large_work_is_not(held: DeviceModel) -> None:
 
 
 def test_a_model_that_has_become_slow_leaves_the_event_loop_until_it_is_quick_again(held: DeviceModel) -> None:
-    assert held.edge is not None
     edge = replace(held.edge, row_ms=0.1, sample_bytes=100)
     measured_ms = edge.measured_ms(100)
     sample = held.edge.loaded.typical_inputs()

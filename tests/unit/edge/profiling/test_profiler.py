@@ -60,10 +60,7 @@ class Device:
             await asyncio.gather(task, return_exceptions=True)
 
     async def is_so(self, **states: ProfilingState) -> None:
-        async def so() -> bool:
-            return self.states() == states
-
-        await until(so)
+        await until(lambda: self.states() == states)
 
     def _changed(self) -> None:
         self.changes += 1
@@ -110,11 +107,7 @@ async def test_a_broken_link_only_delays_the_upload(device: Device) -> None:
     device.refusals = [LinkDownError("The gateway is away."), LinkDownError("The gateway is away.")]
     device.profiler.receive((ONE,))
     async with device.running():
-
-        async def waits() -> bool:
-            return device.clock.sleepers > 0
-
-        await until(waits)
+        await until(lambda: device.clock.sleepers)
         (entry,) = device.profiler.progress()
         assert (entry.state, entry.message) == (UPLOADING, "The gateway is away.")
         await device.clock.advance(3600)

@@ -24,10 +24,8 @@ async def test_the_end_of_a_correction_is_one_line(tmp_path: Path) -> None:
     final = response(request())
     assert final.answer is not None
     final = replace(final, answer=replace(final.answer, changed=True))
-    assert final.answer is not None
     expired = replace(final, answer=replace(final.answer, status=Status.EXPIRED, changed=None))
     trace = received("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
-    assert trace is not None
     with captured_lines() as lines:
         recorder.corrected(final)
         recorder.corrected(expired, "Other bundle.", trace)

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from support.agent import edge_settings, serving_agent
 from support.logs import captured_lines
+from support.waiting import until
 
-from firstline_core.clock import first_of
 from firstline_edge.telemetry.background import Background
 
 
@@ -22,17 +22,12 @@ async def fails() -> None:
         tasks.create_task(asyncio.to_thread(int, "x"))
 
 
-async def problem_reported(background: Background) -> None:
-    while not background.problems:  # noqa: ASYNC110 (the callback of a task sets no event)
-        await asyncio.sleep(0)
-
-
 async def test_a_failed_task_is_reported_at_once_and_ends_no_other() -> None:
     background = Background()
     with captured_lines() as lines:
         background.start("sensors", forever)
         background.start("survey", fails)
-        await first_of(problem_reported(background), asyncio.sleep(30))
+        await until(lambda: background.problems)
         assert list(background.problems) == ["survey"]
         assert "survey ended (ValueError: invalid literal" in background.problems["survey"]
         await background.close("sensors")
@@ -55,7 +50,7 @@ async def test_a_failed_task_is_a_problem_in_status(tmp_path: Path) -> None:
     async with serving_agent(edge_settings(tmp_path)) as (agent, _):
         background = agent.background
         background.start("survey of a test", fails)
-        await first_of(problem_reported(background), asyncio.sleep(30))
+        await until(lambda: background.problems)
         assert [
             one["path"] for one in agent.operations.status()["problems"] if "survey of a test" in one["message"]
         ] == [str(agent.state.path)]

@@ -1,13 +1,11 @@
 """`firstline rollout watch` through a gateway's restart."""
 
 from collections.abc import Iterator
-from typing import cast
 
 import pytest
 from msgspec.structs import replace
 
 from firstline.cli import rollout
-from firstline.fleet.rollouts import Rollouts
 from firstline_core.errors import LinkDownError, StoreUnavailableError, UnauthorizedError
 from firstline_core.fleet.rollout import RolloutSummary
 
@@ -54,7 +52,7 @@ def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_watch_continues_while_the_gateway_is_unreachable(capsys: pytest.CaptureFixture[str]) -> None:
     away, full = LinkDownError("The gateway is away."), StoreUnavailableError("Its store is away.")
     said = RolloutStates(away, away, full, RUNNING, replace(RUNNING, state="completed"))
-    assert rollout._watched(cast(Rollouts, said), RUNNING).state == "completed"
+    assert rollout._watched(said, RUNNING).state == "completed"
     lines = capsys.readouterr().err.splitlines()
     assert [line.partition(".")[0] for line in lines] == [
         "running: Stage 1 of 1 begins",
@@ -66,4 +64,4 @@ def test_watch_continues_while_the_gateway_is_unreachable(capsys: pytest.Capture
 
 def test_watch_ends_if_the_key_is_revoked() -> None:
     with pytest.raises(UnauthorizedError):
-        rollout._watched(cast(Rollouts, RolloutStates(UnauthorizedError("The key was revoked."))), RUNNING)
+        rollout._watched(RolloutStates(UnauthorizedError("The key was revoked.")), RUNNING)

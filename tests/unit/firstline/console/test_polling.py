@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-from typing import Any, cast
 
 import pytest
 
@@ -21,10 +20,10 @@ class PolledGateway:
         self.asked = 0
         self.takes_s = 0.0
         self.error: errors.FirstlineError | None = None
-        self.watch = Watch(cast(Fleet, self), monotonic=lambda: self.now_s, wall=lambda: 1e9 + self.now_s)
+        self.watch = Watch(self, monotonic=lambda: self.now_s, wall=lambda: 1e9 + self.now_s)
 
     def fetch(self, fleet: Fleet) -> int:
-        assert cast(Any, fleet) is self
+        assert fleet is self
         self.asked += 1
         self.now_s += self.takes_s
         if self.error is not None:
@@ -126,7 +125,7 @@ async def test_a_lasting_answer_is_fetched_once() -> None:
 
 async def test_an_answer_that_does_not_end_is_stale(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(polling, "_LONG_S", 0.01)
-    watch, end = Watch(cast(Fleet, None)), threading.Event()
+    watch, end = Watch(None), threading.Event()
     answer = await watch.ask(("devices",), lambda _: end.wait(30))
     assert answer.stale and answer.value is None
     end.set()
@@ -147,5 +146,5 @@ async def test_unused_answers_are_deleted_and_their_number_is_bounded() -> None:
 async def test_persons_may_ask_at_the_same_moment() -> None:
     gateway = PolledGateway()
     persons = iter([Person("anna", Role.VIEWER), Person("ben", Role.VIEWER), None])
-    gateway.watch = Watch(cast(Fleet, gateway), lambda: next(persons), monotonic=lambda: gateway.now_s)
+    gateway.watch = Watch(gateway, lambda: next(persons), monotonic=lambda: gateway.now_s)
     assert [(await gateway.ask()).value for _ in range(3)] == [1, 2, 3]

@@ -74,7 +74,6 @@ def _no_processes(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("_no_processes")
 async def test_agent_takes_the_address_of_its_gateway(tmp_path: Path) -> None:
     async with serve_bundle(open_bundle(DIGITS), tmp_path) as served:
-        assert served.gateway is not None
         assert f'url = "{served.gateway.url}"' in (tmp_path / "agent.toml").read_text()
 
 

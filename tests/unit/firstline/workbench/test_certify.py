@@ -216,7 +216,6 @@ def test_audits_certify_only_their_own_bundle(tmp_path: Path) -> None:
     _run(*_BUNDLE, "--epsilon", 0.05, "--out", first)
     manifest = open_bundle(first).manifest
     alarmed = valid_certificate(manifest, manifest.edge[0])
-    assert alarmed is not None
     key = record_key("digits", str(manifest.version), alarmed)
     rows = [f"{0.5 + number / 2000},{int(number > 300)},{1 + int(number % 3 == 0)},1,{key}" for number in range(1000)]
     table = "score,agree,weight,kept,certificate\n" + "\n".join(rows) + "\n"
@@ -332,7 +331,6 @@ def test_each_class_is_certified_on_its_own_rows(rows: Evidence, select: float) 
     assert not result.groups["nine"].certified and result.groups["three"].certified
 
     certificate = found.certificate
-    assert certificate is not None
     thresholds = {label: group.threshold for label, group in result.groups.items()}
     assert {label: group.threshold for label, group in certificate.groups.items()} == thresholds
     assert certificate.threshold == min(limit for limit in thresholds.values() if limit is not None)
@@ -353,7 +351,6 @@ def test_each_class_is_certified_on_its_own_rows(rows: Evidence, select: float) 
 
 def test_audit_bound_of_harm_is_the_observed_disagreement(rows: Evidence) -> None:
     certificate = certify_classes(_OPENED, rows, Terms(0.08, 0.1, "harm", "bundle", select_fraction=0)).certificate
-    assert certificate.audit_epsilon is not None
     edge = _labels(rows.edge.outputs)
     kept = [
         sure >= certificate.threshold_for(_OPENED.manifest.labels[at])

@@ -1,15 +1,14 @@
 import asyncio
 import threading
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 import pytest
 from PIL import Image
 from support.gateway import DIGITS, Doubler, pool_of, request_of
+from support.waiting import until
 
 from firstline_core import errors
-from firstline_core.bundle.loading import LoadedModel
 from firstline_core.clock import SimulatedClock
 from firstline_core.runtime.base import LOOP_LIMIT_S
 from firstline_core.runtime.batch_times import WINDOW, LoopTimes
@@ -43,7 +42,7 @@ class Meeting(Doubler):
 
 async def test_as_many_batches_run_side_by_side_as_there_are_sessions() -> None:
     model = Meeting(3)
-    executor = LocalExecutor({M: cast(LoadedModel, model)}, sessions=3, max_batch_rows=4)
+    executor = LocalExecutor({M: model}, sessions=3, max_batch_rows=4)
     assert executor.slots == 3
     inputs = {"x": np.ones((1, 1), np.float32)}
     answers = await asyncio.gather(*(asyncio.wrap_future(executor.run(M, [inputs], [None])) for _ in range(3)))
@@ -54,11 +53,10 @@ async def test_as_many_batches_run_side_by_side_as_there_are_sessions() -> None:
 
 async def test_closing_waits_for_its_timeout_and_reports_running_batches() -> None:
     model = Meeting(2)
-    executor = LocalExecutor({M: cast(LoadedModel, model)}, sessions=1, max_batch_rows=4)
+    executor = LocalExecutor({M: model}, sessions=1, max_batch_rows=4)
     inputs = {"x": np.ones((1, 1), np.float32)}
     running = executor.run(M, [inputs], [None])
-    while not model.met:  # noqa: ASYNC110 (it is in another thread)
-        await asyncio.sleep(0.001)
+    await until(lambda: model.met)
     assert not await executor.close(0)
     assert not model.closed
     model.barrier.wait()
@@ -121,7 +119,7 @@ class Taking(Doubler):
 async def test_a_model_loaded_while_busy_is_measured_again(loaded_s: float, takes_s: float, ends_on_loop: bool) -> None:
     clock = SimulatedClock()
     model = Taking(clock, loaded_s, takes_s)
-    executor = LocalExecutor({M: cast(LoadedModel, model)}, sessions=1, max_batch_rows=4, clock=clock)
+    executor = LocalExecutor({M: model}, sessions=1, max_batch_rows=4, clock=clock)
     bounds = Bounds(requests=100, size_bytes=1 << 20, seconds=100.0, batch_rows=4)
     batcher = Batcher(pool_of(executor, M, clock=clock), clock=clock, bounds=bounds)
     for value in range(2 * WINDOW):
@@ -135,7 +133,7 @@ async def test_a_model_loaded_while_busy_is_measured_again(loaded_s: float, take
 async def test_failed_batches_are_not_measurements() -> None:
     clock = SimulatedClock()
     model = Taking(clock, 0.005, 0.0001)
-    executor = LocalExecutor({M: cast(LoadedModel, model)}, sessions=1, max_batch_rows=4, clock=clock)
+    executor = LocalExecutor({M: model}, sessions=1, max_batch_rows=4, clock=clock)
     for _ in range(2 * WINDOW):
         running = executor.run(M, [{"x": np.full((1, 1), -1.0, np.float32)}], [None])
         await asyncio.wrap_future(running)

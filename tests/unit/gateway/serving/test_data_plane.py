@@ -9,6 +9,7 @@ from support.databases import OpenStore, sqlite_store
 from support.executor import single_executor
 from support.gateway import DIGITS, GatedExecutor, request_of
 from support.logs import captured_lines
+from support.waiting import until
 
 from firstline_core import errors
 from firstline_core.clock import SimulatedClock
@@ -108,15 +109,10 @@ def digits_request(**fields: object) -> InferRequest:
 IMAGES = digits_request()
 
 
-async def until_held(executor: GatedExecutor) -> None:
-    while not executor.held:  # noqa: ASYNC110 (nothing here waits for time)
-        await asyncio.sleep(0)
-
-
 async def test_an_answer_names_its_model_and_time(bench: Bench, repository: Repository) -> None:
     request = digits_request(id="mine")
     task = asyncio.create_task(bench.plane.infer(request))
-    await until_held(bench.executor)
+    await until(lambda: bench.executor.held)
     await bench.clock.advance(0.25)
     bench.executor.release()
     response = await task
@@ -134,7 +130,7 @@ async def test_an_answer_names_its_model_and_time(bench: Bench, repository: Repo
 async def test_an_escalation_for_this_full_model_is_answered(bench: Bench, repository: Repository) -> None:
     digest = repository.resolve("digits", "").digest
     task = asyncio.create_task(bench.plane.infer(digits_request(full_model_digest=digest, version="1")))
-    await until_held(bench.executor)
+    await until(lambda: bench.executor.held)
     bench.executor.release()
     assert (await task).version == "1"
 
@@ -166,7 +162,7 @@ async def test_an_impossible_request_is_refused_before_it_queues(
 
 async def test_draining_finishes_what_is_in_flight_and_refuses_the_rest(bench: Bench) -> None:
     task = asyncio.create_task(bench.plane.infer(digits_request()))
-    await until_held(bench.executor)
+    await until(lambda: bench.executor.held)
     assert bench.plane.ready()
     drained = asyncio.create_task(bench.plane.drain())
     await asyncio.sleep(0)
@@ -186,7 +182,7 @@ async def test_draining_finishes_what_is_in_flight_and_refuses_the_rest(bench: B
 async def test_an_answers_log_line_has_tier_and_reason(bench: Bench) -> None:
     with captured_lines() as lines:
         asked = asyncio.create_task(logged_request(bench))
-        await until_held(bench.executor)
+        await until(lambda: bench.executor.held)
         bench.executor.release()
         await asked
     [line] = [line for line in lines if line["event"] == "answered"]

@@ -1,4 +1,3 @@
-import asyncio
 import threading
 from pathlib import Path
 
@@ -7,6 +6,7 @@ import pytest
 from msgspec.structs import replace
 from support.databases import sqlite_store
 from support.gateway import DIGITS, request_of
+from support.waiting import until
 
 from firstline_core.processing import GENERATION
 from firstline_core.runtime.select import RuntimeOptions
@@ -112,8 +112,7 @@ async def test_a_cache_runs_an_input_once(size: str, tmp_path: Path, monkeypatch
         monkeypatch.setattr(request_digest, "_HASHED_HERE_BYTES", 63)
     gateway = gateway_of(tmp_path)
     await gateway.start()
-    while not gateway.plane.ready():  # noqa: ASYNC110 (it says so when asked)
-        await asyncio.sleep(0.01)
+    await until(gateway.plane.ready)
     first = await gateway.plane.infer(pixels())
     second = await gateway.plane.infer(pixels())
     (counted,) = gateway.plane.statistics()

@@ -91,7 +91,6 @@ def test_committed_rows_survive_reopening(empty_store: StoreSettings) -> None:
 
 def test_processes_that_start_at_once_upgrade_once(empty_store: StoreSettings) -> None:
     with opening(empty_store) as other:
-        assert other.stdin is not None
         assert other.stdout.readline() == "imported\n"
         other.stdin.write("go\n")
         other.stdin.flush()

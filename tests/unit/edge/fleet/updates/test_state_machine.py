@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
+from support.escalations import settle
 from support.updates import ConfigurationDevice, Device, HastyClock, Registry, bundle_at, full_disk, run_update
 
 from firstline_core import errors
@@ -36,12 +37,6 @@ def requests(clock: SimulatedClock) -> UpdateRequests[DesiredModel]:
     return UpdateRequests(clock)
 
 
-async def settled() -> None:
-    """Whatever may run has run."""
-    for _ in range(20):
-        await asyncio.sleep(0)
-
-
 async def test_a_change_ends_one_wait(requests: UpdateRequests[DesiredModel], clock: SimulatedClock) -> None:
     assert not requests.received
     requests.receive(WANTED)
@@ -49,7 +44,7 @@ async def test_a_change_ends_one_wait(requests: UpdateRequests[DesiredModel], cl
     await requests.wait(60)
     requests.clear()
     waiting = asyncio.create_task(requests.wait(60))
-    await settled()
+    await settle()
     assert not waiting.done()
     await clock.advance(60)
     await waiting
@@ -67,9 +62,9 @@ async def test_a_rollback_request_returns_after_the_rollback(requests: UpdateReq
 
 async def test_a_cancelled_request_does_not_cancel_the_others(requests: UpdateRequests[DesiredModel]) -> None:
     leaving, staying = (asyncio.create_task(requests.roll_back()) for _ in range(2))
-    await settled()
+    await settle()
     leaving.cancel()
-    await settled()
+    await settle()
     assert not requests.rollback.done()
     requests.rollback.set_result(None)
     await staying
@@ -77,7 +72,7 @@ async def test_a_cancelled_request_does_not_cancel_the_others(requests: UpdateRe
 
 async def test_closing_fails_waiting_requests(requests: UpdateRequests[DesiredModel]) -> None:
     asking = asyncio.create_task(requests.roll_back())
-    await settled()
+    await settle()
     requests.close()
     requests.close()
     with pytest.raises(errors.NotReadyError, match="roll back again"):
@@ -93,7 +88,7 @@ async def test_work_for_the_desired_version_completes(
 
     requests.receive(replace(WANTED, expires_s=clock.wall_s() + 1000))
     doing = asyncio.create_task(requests.while_desired(work(), WANTED))
-    await settled()
+    await settle()
     requests.receive(replace(WANTED, not_before_s=5))  # the same update, at another time
     await clock.advance(299)
     assert not doing.done()
@@ -124,7 +119,7 @@ async def test_work_stops_if_another_version_is_desired(
 
     requests.receive(WANTED)
     doing = asyncio.create_task(requests.while_desired(work(), WANTED))
-    await settled()
+    await settle()
     assert not doing.done()
     requests.receive(other)
     with pytest.raises(SupersededError):
@@ -135,7 +130,7 @@ async def test_work_stops_if_another_version_is_desired(
 async def test_work_stops_if_a_rollback_is_requested(requests: UpdateRequests[DesiredModel]) -> None:
     requests.receive(WANTED)
     doing = asyncio.create_task(requests.while_desired(asyncio.Event().wait(), WANTED))
-    await settled()
+    await settle()
     asking = asyncio.create_task(requests.roll_back())
     with pytest.raises(SupersededError):
         await doing
@@ -147,7 +142,7 @@ async def test_work_stops_if_a_rollback_is_requested(requests: UpdateRequests[De
 async def test_work_ends_when_the_update_expires(requests: UpdateRequests[DesiredModel], clock: SimulatedClock) -> None:
     requests.receive(replace(WANTED, expires_s=clock.wall_s() + 100))
     doing = asyncio.create_task(requests.while_desired(asyncio.Event().wait(), WANTED))
-    await settled()
+    await settle()
     for _ in range(99):  # which the wall clock is asked for once a minute at least
         await clock.advance(1)
     assert not doing.done()

@@ -2,14 +2,12 @@
 
 import asyncio
 import threading
-from typing import cast
 
 import pytest
 from support.executor import ExecutorWithoutFiles, run_earliest
 from support.executors import SERVED, M, Timed, row, site
 from support.gateway import Doubler
 
-from firstline_core.bundle.loading import LoadedModel
 from firstline_core.clock import SimulatedClock
 from firstline_core.types import Arrays, ModelKey
 from firstline_gateway.executors.base import Deadlines, Inputs, Outcome
@@ -40,7 +38,7 @@ class Held(Doubler):
 async def test_an_abandoned_thread_keeps_its_slot_until_it_ends(fails: bool) -> None:
     clock, model = SimulatedClock(), Held()
     model.fails = fails
-    local = LocalExecutor({M: cast(LoadedModel, model)}, sessions=1, max_batch_rows=32, clock=clock)
+    local = LocalExecutor({M: model}, sessions=1, max_batch_rows=32, clock=clock)
     far = Timed(clock, 0.03)
     here, there = Member("here", local, sessions=1), Member("there", far, sessions=1)
     here.place(SERVED, {1: 0.01})
@@ -65,7 +63,7 @@ async def test_an_abandoned_thread_keeps_its_slot_until_it_ends(fails: bool) -> 
 
 async def test_a_batch_abandoned_before_its_thread_frees_its_slot() -> None:
     clock, model = SimulatedClock(), Held()
-    local = LocalExecutor({M: cast(LoadedModel, model)}, sessions=1, max_batch_rows=32, clock=clock)
+    local = LocalExecutor({M: model}, sessions=1, max_batch_rows=32, clock=clock)
     here = Member("here", local, sessions=1)
     here.place(SERVED, {1: 0.01})
     dispatcher = Dispatcher([here], clock=clock)
@@ -88,7 +86,7 @@ def test_a_thread_may_end_after_the_event_loop(abandoned: bool, caplog: pytest.L
     model, before = Held(), set(threading.enumerate())
 
     async def begin() -> LocalExecutor:
-        local = LocalExecutor({M: cast(LoadedModel, model)}, sessions=1, max_batch_rows=32)
+        local = LocalExecutor({M: model}, sessions=1, max_batch_rows=32)
         here = Member("here", local, sessions=1)
         here.place(SERVED, {1: 0.01})
         ran = Dispatcher([here]).run_on(here, M, [row(2.0)], [None])

@@ -2,14 +2,13 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable
-from typing import TypeVar, cast
+from typing import TypeVar
 
 import pytest
 from support.executors import SERVED, M, Timed
 from support.gateway import Doubler, request_of
-from support.waiting import result_of
+from support.waiting import result_of, until
 
-from firstline_core.bundle.loading import LoadedModel
 from firstline_core.clock import SimulatedClock
 from firstline_core.errors import DeadlineExceededError, InferenceError, InvalidTensorError, NotReadyError
 from firstline_core.types import Arrays
@@ -45,7 +44,7 @@ class Site:
     def __init__(self) -> None:
         self.clock = SimulatedClock()
         self.model, self.far = Small(self.clock), Timed(self.clock, 0.01)
-        self.local = LocalExecutor({M: cast(LoadedModel, self.model)}, sessions=1, max_batch_rows=32, clock=self.clock)
+        self.local = LocalExecutor({M: self.model}, sessions=1, max_batch_rows=32, clock=self.clock)
         self.members = [
             Member("here", self.local, sessions=1),
             Member("far", self.far, sessions=1, profiled=lambda _: {1: 0.01}),
@@ -114,8 +113,7 @@ async def test_a_retried_batch_is_answered_by_its_deadline_and_at_abandon(site: 
         await site.ask(timeout_s=0.05)
     assert site.late == 1
     waits = asyncio.ensure_future(site.batcher.submit(M, request_of(1.0)))
-    while len(site.far.batches) < 2:  # noqa: ASYNC110 (the executor has no event for it)
-        await asyncio.sleep(0)
+    await until(lambda: len(site.far.batches) == 2)
     site.batcher.abandon(NotReadyError("ends"))
     with pytest.raises(NotReadyError):
         await waits

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from sqlalchemy import func, select, text, update
 from support.databases import OpenStore
 from support.gateway import request_of
+from support.waiting import until
 
 from firstline_core.clock import SimulatedClock
 from firstline_core.errors import InferenceError, ReusedRequestIdError, StoreUnavailableError
@@ -100,12 +101,6 @@ async def start(store_settings: Store, clock: SimulatedClock) -> AsyncIterator[S
     yield one
     for replica in running:
         replica.close()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110 (what is awaited has no event for it)
-            await asyncio.sleep(0.001)
 
 
 def same(one: InferResponse, other: InferResponse) -> bool:

@@ -5,6 +5,7 @@ from typing import Literal
 import numpy as np
 import pytest
 from msgspec.structs import replace
+from support.escalations import settle
 from support.executor import single_executor
 from support.gateway import GatedExecutor, request_of, served_as
 
@@ -50,7 +51,7 @@ class Bench:
 
     async def submit(self, request: InferRequest, key: ModelKey = M) -> asyncio.Task[Arrays]:
         task = asyncio.create_task(self.batcher.submit(key, request))
-        await settled()
+        await settle()
         return task
 
     async def warm(self, *sizes: int) -> None:
@@ -64,17 +65,11 @@ class Bench:
 
     async def release(self, position: int = 0, error: BaseException | None = None) -> None:
         self.executor.release(position, error)
-        await settled()
+        await settle()
 
     @property
     def batches(self) -> list[list[list[float]]]:
         return [rows for _, rows in self.executor.batches]
-
-
-async def settled() -> None:
-    """Lets every task run until it waits for something that only the test can give."""
-    for _ in range(10):
-        await asyncio.sleep(0)
 
 
 @pytest.fixture
@@ -200,7 +195,7 @@ async def test_a_leaving_caller_cancels_its_timer(bench: Bench) -> None:
     leaving = await bench.submit(request_of(1, deadline_s=5.0))
     assert bench.clock.sleepers == 1
     leaving.cancel()
-    await settled()
+    await settle()
     assert bench.clock.sleepers == 0
 
 
@@ -254,7 +249,7 @@ async def test_other_bounds_apply_to_new_requests() -> None:
 async def test_requests_of_one_turn_wait_only_for_slots_that_are_taken() -> None:
     cold = Bench()
     asked = [asyncio.create_task(cold.batcher.submit(M, request_of(1, deadline_s=50.0))) for _ in range(4)]
-    await settled()
+    await settle()
     # Nothing is known of the model: one runs, and one with a deadline may wait.
     assert [isinstance(task.done() and task.exception(), QueueFullError) for task in asked] == [
         False,
@@ -264,7 +259,7 @@ async def test_requests_of_one_turn_wait_only_for_slots_that_are_taken() -> None
     ]
     short = Bench(slots=4, rows=1, requests=4)
     asked = [asyncio.create_task(short.batcher.submit(key, request_of(1))) for key in [M] * 9 + [N] * 5]
-    await settled()
+    await settle()
     refused = [isinstance(task.done() and task.exception(), QueueFullError) for task in asked]
     assert refused == [*[False] * 8, True, *[False] * 4, True]  # four run, and four wait for each model
 
@@ -343,7 +338,7 @@ async def test_a_caller_that_leaves_takes_its_request_along(bench: Bench) -> Non
     leaving = await bench.submit(request_of(1))
     staying = await bench.submit(request_of(2))
     leaving.cancel()
-    await settled()
+    await settle()
     assert bench.batcher.depth == 1
     await bench.release()
     assert bench.batches[1] == [[2]]

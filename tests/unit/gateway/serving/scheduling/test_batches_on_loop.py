@@ -4,7 +4,9 @@ import asyncio
 from collections.abc import Mapping, Sequence
 
 import pytest
+from support.escalations import settle
 from support.gateway import GatedExecutor, doubled, request_of, served_as
+from support.waiting import until
 
 from firstline_core.clock import SimulatedClock
 from firstline_core.errors import DeadlineExceededError, InvalidTensorError, NotReadyError
@@ -100,13 +102,8 @@ class Bench:
     async def submitted(self, key: ModelKey, *values: float) -> asyncio.Task[Arrays]:
         """Submits a request and lets all tasks run."""
         task = asyncio.create_task(self.batcher.submit(key, request_of(*values)))
-        await settled()
+        await settle()
         return task
-
-
-async def settled() -> None:
-    for _ in range(12):
-        await asyncio.sleep(0)
 
 
 @pytest.fixture
@@ -154,8 +151,7 @@ async def test_models_that_are_large_or_were_not_measured_go_to_the_threads() ->
     for measured in ({M: {1: 0.013}}, {}):
         bench = Bench(measured)
         asked = asyncio.create_task(bench.batcher.submit(M, request_of(1.0)))
-        while not bench.executor.held:  # noqa: ASYNC110 (the executor has no event for it)
-            await asyncio.sleep(0)
+        await until(lambda bench=bench: bench.executor.held)
         bench.executor.release()
         await asked
         assert bench.executor.here == []
@@ -229,8 +225,7 @@ async def test_a_batch_that_blocks_the_loop_is_the_last_for_a_while(bench: Bench
     bench.executor.takes_s = 0.5
     await bench.batcher.submit(M, request_of(1.0))
     asked = asyncio.create_task(bench.batcher.submit(M, request_of(1.0)))
-    while not bench.executor.held:  # noqa: ASYNC110 (the executor has no event for it)
-        await asyncio.sleep(0)
+    await until(lambda: bench.executor.held)
     bench.executor.release()
     await asked
     assert len(bench.executor.here) == 1
@@ -243,8 +238,7 @@ async def test_an_audit_gives_way_on_the_loop_too() -> None:
     assert (await alone)["probabilities"].tolist() == [[2.0]]
     assert len(bench.executor.here) == 1
     asked = [asyncio.create_task(bench.batcher.submit(M, request_of(2.0, audit=audit))) for audit in (None, note)]
-    while not bench.executor.held:  # noqa: ASYNC110 (the executor has no event for it)
-        await asyncio.sleep(0)
+    await until(lambda: bench.executor.held)
     assert bench.executor.here[1:] == [(M, [2.0])]
     bench.executor.release()
     await asyncio.gather(*asked)
@@ -295,7 +289,7 @@ async def test_a_request_expires_though_its_placement_failed(bench: Bench) -> No
     late = asyncio.create_task(bench.batcher.submit(M, request_of(1.0, deadline_s=5.0)))
     await asyncio.sleep(0)  # it is admitted
     bench.executor.times[M].is_broken = True
-    await settled()
+    await settle()
     assert [type(error) for error in errors] == [ZeroDivisionError]
     bench.executor.times[M].is_broken = False
     await bench.clock.advance(5.0)

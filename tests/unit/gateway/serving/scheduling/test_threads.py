@@ -6,11 +6,9 @@ import threading
 from collections import defaultdict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import cast
 
 from support.gateway import Doubler, pool_of, request_of
 
-from firstline_core.bundle.loading import LoadedModel
 from firstline_core.clock import SimulatedClock
 from firstline_core.types import Arrays, InferRequest, ModelKey
 from firstline_gateway.executors.local import LocalExecutor
@@ -44,7 +42,7 @@ class Bench:
     def __init__(self, sessions: int) -> None:
         self.clock = SimulatedClock()
         self.model = Held(0.013)
-        models = {M: cast(LoadedModel, self.model)}
+        models = {M: self.model}
         self.executor = LocalExecutor(models, sessions=sessions, max_batch_rows=4, clock=self.clock)
         self.batcher = Batcher(
             pool_of(self.executor, M, clock=self.clock),
