@@ -4,6 +4,7 @@ that were admitted keep their model, and no request waits forever.
 
 import asyncio
 import threading
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -198,8 +199,10 @@ TestResidency = Machine.TestCase
 
 
 @pytest.fixture
-async def room() -> Room:
-    return Room()
+async def room() -> AsyncIterator[Room]:
+    room = Room()
+    yield room
+    await room.residency.close()
 
 
 async def test_waiting_requests_share_one_load(room: Room) -> None:
@@ -336,3 +339,4 @@ async def test_models_that_fit_are_loaded_in_the_background() -> None:
     await until(lambda: room.residency.complete)
     assert len(room.residency.memory.resident) == BUDGET
     assert all(room.residency.ready(key) for key in room.repository.models)
+    await room.residency.close()
