@@ -191,7 +191,7 @@ class Gateway:
             clock=clock,
             limits=settings.limits,
             decoding=self.decoding,
-            looks_after_fleet=bool(settings.registry.blobs),
+            has_registry=bool(settings.registry.blobs),
         )
         self.files = FileRoute(self.plane, self.decoding, settings.decoding.limits)
 

@@ -20,7 +20,7 @@ from firstline.cli.options import (
     VersionArgument,
     require_bundle,
 )
-from firstline.cli.output import bytes_progress, size, table
+from firstline.cli.output import bytes_progress, size, table, warn
 from firstline_core.errors import ConfigError, NotFoundError
 from firstline_core.storage.files import system_reason
 from firstline_core.telemetry.wording import counted
@@ -64,7 +64,7 @@ def push(
     with gateway.registry() as registry, bytes_progress("sending") as report:
         pushed = push_bundle(keyring, registry, opened, extra_needs, time.time(), report=report)
     for warning in _unseen(opened.manifest):
-        typer.echo(f"mind: {warning}", err=True)
+        warn(warning)
     state = "signed" if pushed.is_new else "was signed before"
     sent = f"{size(pushed.sent_bytes)} sent, {size(pushed.known_bytes)} were there"
     return Report(pushed._asdict(), f"{pushed.name} version {pushed.version}: {state}; {sent}.")

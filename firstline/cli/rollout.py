@@ -14,7 +14,7 @@ import typer
 from firstline.cli.command import Report, command, command_group
 from firstline.cli.interrupt import pause
 from firstline.cli.options import GatewayOptions, VersionArgument
-from firstline.cli.output import date, size, table
+from firstline.cli.output import date, size, table, warn
 from firstline_core.errors import CapacityError, ConfigError, FirstlineError, LinkError
 from firstline_core.storage.files import naming
 from firstline_core.storage.settings import parse
@@ -297,7 +297,7 @@ def _apply(name: str, rollout: str, gateway: GatewayOptions) -> Report:
 
 def _print_warnings(rollout: RolloutSummary) -> None:
     for warning in rollout.warnings:
-        typer.echo(f"mind: {warning}", err=True)
+        warn(warning)
 
 
 def _subject(rollout: RolloutSummary) -> str:
@@ -340,7 +340,7 @@ def _plan_text(plan: Plan) -> Iterator[str | Table]:
     yield f"{counted(plan.devices, 'device')}, {plan.rest} of them held back; {sent}{complete}"
     yield "\n".join(filter(None, (plan.detects, plan.audits, plan.false_aborts)))
     yield from (f"its start ends rollout {rollout}" for rollout in plan.supersedes)
-    yield from (f"mind: {warning}" for warning in (*plan.warnings, plan.unaudited) if warning)
+    yield from (f"Warning: {warning}" for warning in (*plan.warnings, plan.unaudited) if warning)
     yield f"abort: {plan.abort}\nrollback: {plan.rollback}"
 
 

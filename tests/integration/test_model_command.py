@@ -66,7 +66,7 @@ async def test_keys_push_alias_and_removal(site: RegistrySite, tmp_path: Path) -
 async def test_a_push_warns_and_names_another_fleets_keys(site: RegistrySite, tmp_path: Path) -> None:
     await run(site, "keys", "init")
     bare = await run(site, "model", "push", uncertified_digits(tmp_path))
-    assert "mind: digits version 1 has no certificate that audits can test" in bare.stderr
+    assert "Warning: digits version 1 has no certificate that audits can test" in bare.stderr
     (tmp_path / "online.json").write_bytes((await site.client.get("/fleet/v1/registry/online-key")).content)
     await run(site, "keys", "init", "--online-key", tmp_path / "online.json", "--keys", "others")
     refused = await run(site, "model", "push", DIGITS, "--keys", "others", code=1)

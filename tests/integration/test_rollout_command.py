@@ -122,7 +122,7 @@ async def test_rollout_without_devices_gives_a_warning(site: FleetSite) -> None:
     await site.device_says("cam", 1)
     options = ("--file", definition(site.folder), *OPTIONS, "--selector", "site=atlantis")
     started = await site("rollout", "create", "digits", "2", *options, "-o", "json")
-    assert "mind: No device matches site=atlantis now" in started.stderr, started.output
+    assert "Warning: No device matches site=atlantis now" in started.stderr, started.output
     (warning,) = json.loads(started.stdout)["warnings"]
     assert "no device would try the model" in warning
     shown = await site("rollout", "get", json.loads(started.stdout)["id"], "-o", "json")
@@ -132,7 +132,9 @@ async def test_rollout_without_devices_gives_a_warning(site: FleetSite) -> None:
 async def test_a_start_warns_of_devices_that_audit_nothing(site: FleetSite) -> None:
     await site.device_says("cam", 1, audits_off="audit.per_hour")
     options = ("digits", "2", "--file", definition(site.folder), *OPTIONS)
-    held = "mind: A stage whose edge answers are not audited is held, and audit.per_hour is 0 on 1 device. To promote"
+    held = (
+        "Warning: A stage whose edge answers are not audited is held, and audit.per_hour is 0 on 1 device. To promote"
+    )
     assert held in (await site("rollout", "plan", *options)).stdout.replace("\n", " ")
     assert held in (await site("rollout", "create", *options)).stderr
     ignoring = await site("rollout", "create", *options, "--ignore", "disagreement", "-o", "json")

@@ -132,7 +132,7 @@ def _contract_line(contract: dict[str, Any]) -> str:
     since, variant = contract["alarmed_since"], contract["variant"] or contract["edge_digest"]
     return (
         f"contract: {contract['bundle']} version {contract['version']} {variant}: "
-        f"{f'BROKEN since {since}' if since else 'holds so far'}; {contract['finding']}; "
+        f"{f'BROKEN since {since}' if since else 'no alarm so far'}; {contract['finding']}; "
         f"{counted(contract['devices'], 'device')}"
     )
 

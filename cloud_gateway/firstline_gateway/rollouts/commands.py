@@ -85,7 +85,7 @@ def consequences(rollout: Rollout, counts: Mapping[str, int]) -> dict[str, str]:
         Command.START: f"{_next_stage(rollout, 0)} A rollout of {rollout.definition.bundle} that runs is aborted.",
         Command.PAUSE: f"No device is offered the model meanwhile; waiting: {waiting}; under way, going on: {running}.",
         Command.RESUME: f"It goes on where it was paused; waiting, offered the model: {waiting}.",
-        Command.PROMOTE: f"The stage is taken for sound at your word. {_next_stage(rollout, rollout.stage + 1)}",
+        Command.PROMOTE: f"The stage counts as sound by your decision. {_next_stage(rollout, rollout.stage + 1)}",
         Command.RETRY: f"The model is offered again to {counted(again, 'device')} (failed, silent or withdrawn).",
         Command.ABORT: f"The new version stays on {counted(done, 'device')}; {ended}",
         Command.ROLLBACK: f"The previous version runs again on {counted(done, 'device')}; {ended}",

@@ -73,7 +73,7 @@ _BATCH_ROWS_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096)
 
 
 class AnswerObserver(Protocol):
-    """Learns of every answer, and adds a notice to it; the contracts implement it."""
+    """Receives every answer, and returns a notice for it; the contracts implement it."""
 
     def answered(self, request: InferRequest, served: ServedModel, outputs: Arrays) -> ContractNotice | None:
         """Counts an answered request with the task's outputs, and returns `notice`."""
@@ -149,11 +149,7 @@ class _BatchCollector(Collector):
 
 
 class InFlight:
-    """Counts the work within its `with`, and waits for its end when the gateway closes. Belongs to one event loop.
-
-    Attributes:
-        count: of the work in flight.
-    """
+    """Counts the requests in flight, each in a `with` block, and waits for their end. Belongs to one event loop."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -169,7 +165,7 @@ class InFlight:
             self._none.set()
 
     async def end(self) -> None:
-        """Returns when there is none."""
+        """Waits until no request is in flight."""
         self._none = self._none or asyncio.Event()
         while self.count:
             self._none.clear()
@@ -183,7 +179,7 @@ class GatewayDataPlane:
     Args:
         repository: the models.
         batcher: runs requests in batches.
-        contracts: learn of every answer.
+        contracts: receive every answer.
         deliveries: make requests of devices take effect once.
         dispatcher: knows which models the executors can run.
         counts: of answers, batches and late requests.
@@ -192,7 +188,7 @@ class GatewayDataPlane:
         clock: for durations and deadlines.
         cache: answers of earlier requests, or None.
         decoding: decodes large images before they are in a batch, for executors that prepare inputs here.
-        looks_after_fleet: whether the gateway is useful before its first model comes.
+        has_registry: whether it serves the registry of a fleet.
 
     Attributes:
         draining: whether new requests are refused.
@@ -214,7 +210,7 @@ class GatewayDataPlane:
     clock: Clock
     decoding: FileDecoding
     cache: ResponseCache | None = None
-    looks_after_fleet: bool = False
+    has_registry: bool = False
 
     def __post_init__(self) -> None:
         self._memory = self.residency.memory
@@ -367,10 +363,10 @@ class GatewayDataPlane:
     def ready(self) -> bool:
         """Returns whether it could answer for a model, has loaded its models, and is not shutting down.
 
-        A gateway that looks after a fleet is useful before its first model comes.
+        A gateway with a registry is ready before its first model comes, so that its fleet can connect.
         """
         served = self.repository
-        waits = self.looks_after_fleet and not served.models and not served.away and not served.refused
+        waits = self.has_registry and not served.models and not served.away and not served.refused
         usable = waits or any(map(self._usable, served.models))
         return not self.draining and self.residency.complete and usable
 

@@ -347,8 +347,8 @@ class RowDecisions:
     ) -> bool:
         """Decides one row, and writes its answer; returns False if the full model must answer it.
 
-        The order: the policy accepts the edge answer, or asks for the full model's. A hedge or the cache may know that
-        one. A budget may deny the escalation. An alarm may have no quota left for it.
+        The order: the policy accepts the edge answer, or escalates the row. A hedge or the cache may have the full
+        model's answer already. A budget may deny the escalation. An alarm may have no quota left for it.
 
         Args:
             context: the request.
@@ -508,8 +508,8 @@ class TierRouter:
     def may_escalate(self, model: DeviceModel, row: Row, decision: Decision) -> bool:
         """Returns whether a row may be escalated.
 
-        The escalations of an alarm have a quota, so that a fleet's alarm causes no outage. Escalations that happen
-        without the alarm too need no quota.
+        The escalations that an alarm adds have a quota, so that a fleet's alarm causes no outage. Rows that would be
+        escalated without the alarm need no quota.
         """
         if self._certificates is None or decision.reason is not Reason.UNCERTAIN:
             return True

@@ -27,12 +27,13 @@ class Hedge:
     """One call that was made early.
 
     Args:
-        contents: of the rows that travel.
-        until_s: by when an answer can still be written in time.
+        contents: of the rows that were sent.
+        started_s: when it was sent.
+        until_s: the latest time of an answer that can still be written in time.
         call: the full model's output for each row.
         attempts: the tries of this call.
-        joined: whether it answered a row.
-        concluded: whether it was decided if the call was needed.
+        joined: whether it answered a row of the request.
+        concluded: whether it is known if the call was needed.
     """
 
     contents: list[bytes]
@@ -113,7 +114,7 @@ class Hedging:
         Args:
             request: of which these are rows.
             model: the bundle that the gateway must run.
-            edge: about to run.
+            edge: the variant that is about to run.
             rows: for which the edge model will run.
             deadline_s: of the request, on the monotonic clock.
         """
@@ -145,7 +146,7 @@ class Hedging:
 
         Args:
             hedge: of a request whose rows are decided.
-            escalated: rows that the full model is yet to answer.
+            escalated: rows that the full model has to answer.
             attempts: of the request; gains a hedge that was not needed.
         """
         if hedge.joined or any(row.content in hedge.contents for row in escalated):

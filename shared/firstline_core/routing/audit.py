@@ -22,16 +22,16 @@ The probability that it ever reaches 1 / delta is at most delta (Ville 1939). Th
 bets, each of which is best for another risk; that average is the e-value here.
 
 Sources: Waudby-Smith and Ramdas 2024, "Estimating Means of Bounded Random Variables by Betting"; Shin, Ramdas and
-Rinaldo 2024, "E-detectors", whose unweighted sum over starts bounds how often an alarm is false and not, as here,
-whether one ever is.
+Rinaldo 2024, "E-detectors". Their unweighted sum over starts bounds the rate of false alarms; here the probability of
+any false alarm is bounded.
 
-Nothing here needs losses of 0 and 1. The risk is the mean loss; any loss in [0, 1] will do, such as 1 - mean IoU of a
-segmentation, for f >= 1 - b * epsilon > 0 at a loss of 0 already, and the mean of f depends on that of the loss alone.
+Any loss in [0, 1] is valid, such as 1 - mean IoU of a segmentation: f is positive at a loss of 0, and the mean of f
+depends on the mean of the loss alone.
 
-Assumed: given all audits before, the next answer's loss is at most epsilon on average; and whether and when
-an audit's result comes does not depend on its loss. If sources differ in risk, or bursts from quiet times, the first
-assumption holds over their turns: a device audits all its answers with the same propensity (`sampling.spaced_chance`),
-so the sum of propensity * (loss - epsilon) over the turns is at most 0 on average while all answers keep the promise.
+Assumptions: given all earlier audits, the next answer's loss is at most epsilon on average. Whether and when an audit's
+result comes does not depend on its loss. If sources, or bursts and quiet times, differ in risk, the first assumption
+holds for their sum: a device audits all its answers with the same propensity (`sampling.spaced_chance`), so the sum of
+propensity * (loss - epsilon) is at most 0 on average while all answers together keep the promise.
 """
 
 from __future__ import annotations
@@ -176,4 +176,4 @@ def check(state: AuditState) -> None:
         and state.peak >= max(1.0, e_value(state))
     )
     if not fits:
-        raise ConfigError("The kept state of the audits is invalid; the test must start again.")
+        raise ConfigError("The stored state of the audits is invalid; the test must start again.")

@@ -41,7 +41,7 @@ SLOTS = 24
 """Number of parts of a period; the demand is stored per part."""
 
 _RECENT = 0.3  # weight of the last period against all earlier ones: one unusual day must not dominate
-_SURPRISE = 0.1  # of a whole period: assumed excess of a slot that was busier than ever before
+_SURPRISE = 0.1  # of a period's demand: a slot's demand above its usual one counts up to this
 _DOUBT = 0.1  # share of a period's demand that is needed as evidence that today is different
 
 
@@ -126,7 +126,7 @@ _FAIR_MOST = 4.0  # of an offer: bounds how fast a price falls with much budget 
 _UNKNOWN, _KNOWN = 0.4, 0.5  # factors on the forecast before the end of the first period, and after it
 _SPARE = 0.05  # of the budget
 _FORECASTS_PER_PERIOD = 2000  # of a period: validity of a forecast
-_LONGEST_AHEAD = 1  # periods by which a clock may be set back and keep the period that it left
+_LONGEST_AHEAD = 1  # periods; a clock that is set back by at most this many keeps the period that it left
 
 
 @dataclass(frozen=True, slots=True)

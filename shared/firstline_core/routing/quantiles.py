@@ -61,7 +61,7 @@ class DecayedQuantiles:
             ValueError: negative or not finite.
         """
         if not 0 <= seconds < math.inf:
-            raise ValueError(f"A duration of {seconds} s is none.")
+            raise ValueError(f"A duration of {seconds} s is not valid.")
         self._exponent += self._step + self._age(now_s)
         self._at_s = max(self._at_s, now_s)
         if self._exponent > _MAX_EXPONENT:

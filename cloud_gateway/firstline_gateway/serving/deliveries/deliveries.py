@@ -40,7 +40,7 @@ Run = Callable[[], Awaitable[InferResponse]]
 
 @dataclass(eq=False)
 class Deliveries:
-    """Belongs to one event loop.
+    """Answers each delivery once. Belongs to one event loop.
 
     Args:
         store: closed by the caller.
@@ -68,11 +68,11 @@ class Deliveries:
         return self._readers.close(timeout_s)
 
     async def once(self, request: InferRequest, run: Run) -> InferResponse:
-        """Returns the answer to a delivery: that of its first time.
+        """Returns the answer to a delivery; a repeated one gets the recorded answer.
 
         Args:
             request: the delivery.
-            run: answers it; called if it was not answered before. It continues if the caller leaves, because the
+            run: answers it; called if it was not answered before. It goes on after the caller has left, because the
                 device will repeat the request.
 
         Raises:
@@ -132,8 +132,8 @@ class Deliveries:
         if recorded != content:
             self._results.labels("reused").inc()
             raise ReusedRequestIdError(
-                f"Device '{key.device}' delivered something else under request_id {key.request_id}; mint an id of its "
-                "own for each request."
+                f"Device '{key.device}' delivered something else under request_id {key.request_id}; create a new id "
+                "for each request."
             )
 
     async def _find(self, key: DeliveryKey) -> Record | None:

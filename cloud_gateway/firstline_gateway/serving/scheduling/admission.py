@@ -183,7 +183,7 @@ class PendingQueue:
         return sum([self.of(key, group).work_s * weight for key, weight in weights.items()])
 
     def place(self, due_s: float, level: int, weights: Weights) -> tuple[float, float]:
-        """Returns what a new request finds that is due then. Audits are behind all other requests.
+        """Returns the work before a new request, and the slack of the requests behind it. Audits are behind all others.
 
         Args:
             due_s: its place.

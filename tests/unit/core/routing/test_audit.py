@@ -82,7 +82,7 @@ def test_the_wealth_is_bounded() -> None:
     ],
 )
 def test_a_state_that_no_audits_lead_to_is_refused(invalid: AuditState) -> None:
-    with pytest.raises(ConfigError, match="kept state of the audits"):
+    with pytest.raises(ConfigError, match="stored state of the audits"):
         check(invalid)
 
 

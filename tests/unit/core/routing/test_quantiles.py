@@ -12,7 +12,7 @@ def test_without_observations_there_is_no_prediction() -> None:
 
 @pytest.mark.parametrize("seconds", [math.nan, math.inf, -1.0])
 def test_invalid_durations_are_refused(seconds: float) -> None:
-    with pytest.raises(ValueError, match="is none"):
+    with pytest.raises(ValueError, match="is not valid"):
         DecayedQuantiles().add(seconds, 0.0)
 
 

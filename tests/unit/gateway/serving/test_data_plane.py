@@ -58,7 +58,7 @@ def repository() -> Repository:
 
 
 class Bench:
-    def __init__(self, repository: Repository, folder: Path, *, looks_after_fleet: bool = False) -> None:
+    def __init__(self, repository: Repository, folder: Path, *, has_registry: bool = False) -> None:
         self.clock = SimulatedClock()
         self.executor = GatedExecutor()
         self.metrics = RequestMetrics("gateway")
@@ -87,7 +87,7 @@ class Bench:
             clock=self.clock,
             limits=Limits(),
             decoding=decoding,
-            looks_after_fleet=looks_after_fleet,
+            has_registry=has_registry,
         )
 
     def counted(self, line: str) -> bool:
@@ -212,10 +212,10 @@ async def test_edge_outputs_of_an_audit_are_checked(bench: Bench, edge_outputs: 
     assert not bench.executor.batches
 
 
-@pytest.mark.parametrize(("looks_after_fleet", "expected"), [(True, True), (False, False)])
-def test_a_gateway_of_a_fleet_needs_no_model(tmp_path: Path, looks_after_fleet: bool, expected: bool) -> None:
+@pytest.mark.parametrize(("has_registry", "expected"), [(True, True), (False, False)])
+def test_a_gateway_of_a_fleet_needs_no_model(tmp_path: Path, has_registry: bool, expected: bool) -> None:
     repository = Repository({})
-    found = Bench(repository, tmp_path, looks_after_fleet=looks_after_fleet)
+    found = Bench(repository, tmp_path, has_registry=has_registry)
     assert found.plane.live() and found.plane.ready() is expected
     with pytest.raises(errors.UnknownModelError, match="it serves: none"):
         found.plane.model_ready("digits", "")
