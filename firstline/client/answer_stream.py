@@ -22,7 +22,7 @@ import orjson
 from firstline.client import connection
 from firstline.client.calls import Answered, Call, check_request_id, read_infer
 from firstline.client.results import Prediction, prediction_from
-from firstline.client.retries import TEMPORARY
+from firstline.client.retries import is_temporary
 from firstline_core.errors import (
     FirstlineError,
     LinkDownError,
@@ -201,8 +201,8 @@ class Following(Generic[Answered]):
             yield
         except httpx.HTTPError as error:
             self._failure = connection.link_error(error, url)
-        except TEMPORARY as error:
-            if self.done:  # what came of a job: asking again gives the same
+        except FirstlineError as error:
+            if self.done or not is_temporary(error):  # what came of a job: asking again gives the same
                 raise
             self._failure = error
 

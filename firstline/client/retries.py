@@ -17,7 +17,8 @@ from firstline_core.errors import (
     CapacityError,
     DeadlineExceededError,
     FirstlineError,
-    LinkDownError,
+    LinkError,
+    ProtocolError,
     RemoteTimeoutError,
 )
 from firstline_core.protocol.backoff import full_jitter_s
@@ -27,9 +28,6 @@ T = TypeVar("T")
 
 Steps: TypeAlias = Generator[Call[Any] | float, Any, T]
 """Yields calls and waiting times (seconds), receives the calls' answers, and returns a result."""
-
-TEMPORARY = (CapacityError, LinkDownError, RemoteTimeoutError)
-"""Errors after which the same call may succeed; a server repeats any other refusal."""
 
 _POLL_S = 0.1
 _BACKOFF_S = 0.1
@@ -62,6 +60,14 @@ class Outcome(Generic[T]):
         return self.response
 
 
+def is_temporary(error: FirstlineError) -> bool:
+    """Returns whether the same call may succeed later; a server repeats any other refusal.
+
+    A proxy in front of a server that restarts answers 502, which is a plain `LinkError`.
+    """
+    return isinstance(error, CapacityError | LinkError) and not isinstance(error, DeadlineExceededError | ProtocolError)
+
+
 def retried(position: int, build: Callable[[], Call[T]], patience_s: float) -> Steps[Outcome[T]]:
     """Repeats one of many requests while it fails with a temporary error.
 
@@ -75,7 +81,7 @@ def retried(position: int, build: Callable[[], Call[T]], patience_s: float) -> S
         try:
             return Outcome(position, (yield build()))
         except FirstlineError as error:
-            if not isinstance(error, TEMPORARY) or isinstance(error, DeadlineExceededError):
+            if not is_temporary(error):
                 return Outcome(position, error=error)
             drawn_s = full_jitter_s(_RNG, failures, base_s=_BACKOFF_S, max_s=_BACKOFF_MAX_S)
             wait_s = (error.retry_after_s or 0.0) + drawn_s
@@ -100,9 +106,9 @@ def job_result(call: Call[T], job_id: str, *, timeout_s: float, silence_s: float
             left_s = end_s - time.monotonic()
             result: T = yield ending(long_polling(call, min(left_s, silence_s)), left_s)
             return result
-        except DeadlineExceededError:  # the job's
-            raise
-        except TEMPORARY as error:
+        except FirstlineError as error:
+            if not is_temporary(error):  # as is a deadline, which is the job's
+                raise
             if time.monotonic() >= end_s:
                 raise RemoteTimeoutError(
                     f"The job {job_id} was not answered within {timeout_s} s; ask again later. {error.message}"

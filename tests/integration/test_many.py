@@ -18,7 +18,7 @@ import firstline
 from firstline import AsyncClient, Classification, Client, FirstlineError, Outcome, errors
 from firstline.cli.app import app
 from firstline.client.calls import Call, ready
-from firstline.client.retries import retried
+from firstline.client.retries import job_result, retried
 from firstline_core.types import InferResponse
 
 ROWS = 40
@@ -121,24 +121,36 @@ def test_no_request_is_retried_once_the_outcomes_are_no_longer_taken(unused_tcp_
 def test_temporary_errors_are_retried_within_the_patience() -> None:
     full = firstline.errors.QueueFullError("no room", retry_after_s=2.0)
     steps = retried(7, ready, patience_s=60)
-    for error, least_s, most_s in ((full, 2, 2.1), (errors.LinkDownError("gone"), 0, 0.2)):
+    restarts = errors.LinkError("a proxy answered 502")
+    for error, least_s, most_s in ((full, 2, 2.1), (errors.LinkDownError("gone"), 0, 0.2), (restarts, 0, 0.4)):
         assert isinstance(next(steps), Call)
         assert least_s <= steps.throw(error) <= most_s
     next(steps)
     with pytest.raises(StopIteration) as end:
         steps.send(True)
     assert end.value.value == Outcome(7, True)
-    late, wrong, broken = (
+    late, wrong, broken, garbled = (
         errors.DeadlineExceededError("late"),
         errors.InvalidTensorError("wrong"),
         FirstlineError("broken"),
+        errors.ProtocolError("not HTTP"),
     )
-    for final, patience_s in ((late, 60), (wrong, 60), (broken, 60), (full, 1)):
+    for final, patience_s in ((late, 60), (wrong, 60), (broken, 60), (garbled, 60), (full, 1)):
         steps = retried(0, ready, patience_s)
         next(steps)
         with pytest.raises(StopIteration) as end:
             steps.throw(final)
         assert end.value.value == Outcome(0, error=final)
+
+
+def test_a_job_is_waited_for_while_its_gateway_restarts() -> None:
+    steps = job_result(ready(), "an id", timeout_s=60, silence_s=15)
+    assert isinstance(next(steps), Call)
+    for error in (errors.LinkError("a proxy answered 502"), errors.LinkDownError("gone"), errors.NotReadyError("busy")):
+        assert isinstance(steps.throw(error), float)
+        assert isinstance(next(steps), Call)
+    with pytest.raises(errors.ProtocolError):
+        steps.throw(errors.ProtocolError("not HTTP"))
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])

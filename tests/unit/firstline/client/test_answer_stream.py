@@ -48,6 +48,11 @@ def refusing(error: FirstlineError) -> Callable[[httpx.Request], httpx.Response]
     return lambda _: httpx.Response(reply.status, headers=reply.headers, content=reply.body)
 
 
+def of_a_proxy(_: httpx.Request) -> httpx.Response:
+    """The answer of a proxy whose server restarts."""
+    return httpx.Response(502, content=b"<html>502 Bad Gateway</html>")
+
+
 class Server:
     """Answers call by call as its script says."""
 
@@ -111,10 +116,10 @@ def test_one_call_yields_provisional_and_final_answer(followed: Follow) -> None:
 def test_dropped_connection_resumes_after_the_last_event(followed: Follow, broken: Any) -> None:
     full = refusing(QueueFullError("Too many streams."))
     repeated = streaming(event(1, Status.PROVISIONAL), event(2, Status.FINAL, "two"))
-    server = Server(broken, full, streaming(b":\n\n"), repeated)
+    server = Server(broken, full, of_a_proxy, streaming(b":\n\n"), repeated)
     assert followed(server) == BOTH
     again = server.requests[1:]
-    assert len(again) == 3
+    assert len(again) == 4
     assert {(request.method, request.url.path, request.headers["Last-Event-ID"]) for request in again} == {
         ("GET", EVENTS, "1")
     }
