@@ -15,7 +15,7 @@ from firstline_core.fleet.telemetry import EndedPromise
 from firstline_gateway.store.schema import METADATA, SEQUENCE, insert_missing
 
 KEPT_S = 7 * 86_400.0
-"""Time after which they are deleted."""
+"""Seconds in service after which they are deleted: a clock that is set ahead deletes none that waits for a webhook."""
 OF_A_DEVICE = 10_000
 """The newest of one device that are kept, so that a device cannot fill the store."""
 
@@ -29,7 +29,8 @@ ANSWERS = sa.Table(
     sa.Column("version", sa.String(64), nullable=False),
     sa.Column("expired", sa.Boolean, nullable=False),
     sa.Column("changed", sa.Boolean),
-    sa.Column("at_s", sa.Double, nullable=False, index=True),
+    sa.Column("at_s", sa.Double, nullable=False),
+    sa.Column("service_s", sa.Double, nullable=False, index=True),
     sa.UniqueConstraint("device", "request_id"),
     sa.Index(None, "device", "number"),
 )
@@ -44,14 +45,20 @@ class StoredEnd(EndedPromise, frozen=True, kw_only=True):
     at_s: float
 
 
-def add(connection: sa.Connection, device: str, promises: Sequence[EndedPromise], now_s: float) -> None:
+_COLUMNS = tuple(_C[name] for name in StoredEnd.__struct_fields__)
+
+
+def add(
+    connection: sa.Connection, device: str, promises: Sequence[EndedPromise], *, now_s: float, service_s: float
+) -> None:
     """Stores the promises that are not stored yet.
 
     On PostgreSQL it locks the table until the transaction ends, which must therefore lock nothing else.
     """
     if connection.dialect.name == "postgresql":  # numbers become visible in their order, or a reader would miss one
         connection.execute(sa.text("LOCK TABLE fleet_answers IN SHARE ROW EXCLUSIVE MODE"))
-    insert_missing(connection, ANSWERS, *({"device": device, "at_s": now_s, **asdict(each)} for each in promises))
+    row = {"device": device, "at_s": now_s, "service_s": service_s}
+    insert_missing(connection, ANSWERS, *(row | asdict(each) for each in promises))
     mine = sa.select(_C.number).where(_C.device == device).order_by(_C.number.desc())
     oldest = connection.execute(mine.offset(OF_A_DEVICE).limit(1)).scalar_one_or_none()
     if oldest is not None:
@@ -65,10 +72,10 @@ def last(connection: sa.Connection) -> int:
 
 def page(connection: sa.Connection, after: int, limit: int) -> list[StoredEnd]:
     """Returns the oldest after a number."""
-    query = sa.select(ANSWERS).where(_C.number > after).order_by(_C.number).limit(limit)
+    query = sa.select(*_COLUMNS).where(_C.number > after).order_by(_C.number).limit(limit)
     return [StoredEnd(**row._mapping) for row in connection.execute(query)]
 
 
-def forget(connection: sa.Connection, now_s: float) -> None:
+def forget(connection: sa.Connection, service_s: float) -> None:
     """Deletes old ones."""
-    connection.execute(sa.delete(ANSWERS).where(_C.at_s < now_s - KEPT_S, _C.number < last(connection)))
+    connection.execute(sa.delete(ANSWERS).where(_C.service_s < service_s - KEPT_S, _C.number < last(connection)))

@@ -119,7 +119,8 @@ class Fleet:
         if found is not None:
             self._tier_counter.add(found.before, found.after, now_s)
         if telemetry.ended and self.wants_answers:
-            await self.store.write(lambda on: answers.add(on, device, telemetry.ended, now_s), apart=True)
+            times = {"now_s": now_s, "service_s": self.service.now_s()}
+            await self.store.write(lambda on: answers.add(on, device, telemetry.ended, **times), apart=True)
         return found is not None
 
     async def take_start(self, device: str, session: str) -> None:
@@ -280,9 +281,9 @@ class Fleet:
 
         def forgotten(connection: Connection) -> None:
             alarms.forget(connection, service_s)
+            answers.forget(connection, service_s)
             totals.forget(connection, now_s)
             tiers.forget(connection, now_s)
-            answers.forget(connection, now_s)
 
         await self.store.write(forgotten)
 

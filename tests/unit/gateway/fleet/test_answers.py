@@ -13,7 +13,7 @@ def ended(request_id: str) -> EndedPromise:
 
 def store(database: Database, device: str, *request_ids: str, now_s: float = 0.0) -> None:
     with database.begin() as connection:
-        answers.add(connection, device, [ended(each) for each in request_ids], now_s)
+        answers.add(connection, device, [ended(each) for each in request_ids], now_s=now_s, service_s=0.0)
 
 
 def stored(database: Database, after: int = 0) -> list[tuple[str, str]]:

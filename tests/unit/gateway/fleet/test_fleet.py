@@ -64,6 +64,26 @@ async def test_promises_on_replicas_do_not_deadlock(postgresql: PostgreSql) -> N
             assert {each.request_id for each in answers.page(connection, 0, 10)} == {"a", "b"}
 
 
+async def test_promises_age_by_seconds_in_service(store_settings: settings.Store) -> None:
+    with OpenStore(store_settings) as opened:
+        fleet = fleet_on(opened)
+        clock = fleet.clock
+        assert isinstance(clock, SimulatedClock)
+
+        def stored() -> list[str]:
+            with opened.database.reading() as connection:
+                return [each.request_id for each in answers.page(connection, 0, 10)]
+
+        for request_id in ("a", "b"):
+            await fleet.take_telemetry("cam", report(request_id))
+        clock.set_wall_s(clock.wall_s() + 2 * answers.KEPT_S)  # as of a replica whose clock is wrong
+        await fleet.forget_old()
+        assert stored() == ["a", "b"]
+        await clock.advance(answers.KEPT_S + 1)
+        await fleet.forget_old()
+        assert stored() == ["b"]  # the newest, for its number
+
+
 async def test_a_device_that_joins_after_the_brake_is_braked(store_settings: settings.Store) -> None:
     with OpenStore(store_settings) as opened:
         fleet, brake = fleet_on(opened), Brake(0.0, "the gateway is being moved")
