@@ -132,9 +132,9 @@ class Cascade:
         try:
             # 2. The edge model's output, from the cache or by running the model.
             if edge is not None and asks_edge:
-                missing = self.edge_runs.fill_from_cache(context, edge, context.rows)
+                missing = self.edge_runs.fill_from_cache(context, context.rows)
                 if missing:
-                    if decision is None and not context.shedding and not edge.quick(request.rows * context.row_ms):
+                    if decision is None and not context.shedding and not edge.quick(len(context.rows) * context.row_ms):
                         hedge = self.hedging.start(request, model, edge, missing, context.deadline_s)
                     await self._run_edge(context, edge, missing, hedge, bound_to_device=decision is not None)
 
@@ -224,7 +224,7 @@ class EdgeRuns:
         """Cancels runs whose callers have left."""
         await self._runs.close()
 
-    def fill_from_cache(self, context: RequestContext, edge: EdgeModel, rows: Sequence[Row]) -> Sequence[Row]:
+    def fill_from_cache(self, context: RequestContext, rows: Sequence[Row]) -> Sequence[Row]:
         """Fills in the edge outputs that the cache knows, and returns the other rows."""
         started_s = self.clock.monotonic_s()
         missing: list[Row] = []
@@ -238,7 +238,7 @@ class EdgeRuns:
 
     async def compute(self, context: RequestContext, edge: EdgeModel, rows: Sequence[Row]) -> None:
         """Fills in the edge outputs of rows, from the cache or by running the model."""
-        missing = self.fill_from_cache(context, edge, rows)
+        missing = self.fill_from_cache(context, rows)
         if missing:
             await self.run(context, edge, missing, None)
 
@@ -274,7 +274,7 @@ class EdgeRuns:
         if edge.loaded.has_costs:
             cost = await self.decoding.cost(edge.loaded, inputs, request.size_bytes, request.principal)
             light = is_light(cost)
-        if light and edge.quick(request.rows * context.row_ms):
+        if light and edge.quick(len(context.rows) * context.row_ms):
             # It runs at once, so that no other request can ask for the same row meanwhile.
             batch = inputs if len(rows) == len(context.rows) else take_rows(inputs, [row.position for row in rows])
             return edge.run(batch, len(rows) * context.row_ms / 1000)

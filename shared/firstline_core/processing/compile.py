@@ -8,7 +8,7 @@ arrays of their own.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -345,10 +345,10 @@ def compose(functions: Sequence[Step]) -> Step:
 
 def softmax(logits: Array) -> NDArray[np.float32]:
     """Converts logits (n, classes) to probabilities, shifted by each row's maximum to avoid overflow."""
-    shifted = logits - np.maximum.reduce(logits, axis=-1, keepdims=True)
+    shifted: NDArray[np.float32] = logits - np.maximum.reduce(logits, axis=-1, keepdims=True)
     np.exp(shifted, out=shifted)
     shifted /= np.add.reduce(shifted, axis=-1, keepdims=True)
-    return cast("NDArray[np.float32]", shifted)
+    return shifted
 
 
 def sigmoid(logits: Array) -> NDArray[np.float32]:

@@ -131,11 +131,10 @@ def fits(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
 
     The first axis counts rows: the runtime handles a fixed batch size, not the caller.
     """
-    if shape[1:] == wanted[1:]:
-        return len(shape) == len(wanted)
-    return len(shape) == len(wanted) and all(
-        want in (-1, have) for want, have in zip(wanted[1:], shape[1:], strict=True)
-    )
+    if len(shape) != len(wanted):
+        return False
+    have, want = shape[1:], wanted[1:]
+    return have == want or all(size in (-1, own) for size, own in zip(want, have, strict=True))
 
 
 def cast_feed(name: str, array: Array, dtype: np.dtype[Any], what: str = "Model input") -> Array:

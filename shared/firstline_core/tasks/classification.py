@@ -242,9 +242,8 @@ def probability_fault(outputs: Arrays, *, least_sum: float = 0.0, most_sum: floa
     # NaN is the least and the greatest, and fails every comparison. A reduction would take three times as long.
     lowest, highest = probabilities.item(probabilities.argmin()), probabilities.item(probabilities.argmax())
     if lowest >= -_SLACK and highest <= 1 + _SLACK:
-        sums = np.add.reduce(probabilities, axis=1)
-        least, most = (sums[0], sums[0]) if len(sums) == 1 else (np.minimum.reduce(sums), np.maximum.reduce(sums))
-        if least_sum <= least and most <= most_sum:
+        sums = np.add.reduce(probabilities, axis=1).tolist()
+        if least_sum <= min(sums) and max(sums) <= most_sum:
             return ""
     return _described(probabilities, least_sum, most_sum)
 

@@ -124,7 +124,7 @@ class Counting:
             self.calls.append(name)
 
 
-@pytest.mark.parametrize(("known", "most"), [(True, 60), (False, 140)])
+@pytest.mark.parametrize(("known", "most"), [(True, 55), (False, 118)])
 async def test_the_work_of_an_answer_is_bounded(agent: EdgeAgent, *, known: bool, most: int) -> None:
     """Calls, unlike times, are the same on every machine: a step that is added to every request shows here."""
     rows = [row(float(value)) for value in range(3)]
