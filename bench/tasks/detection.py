@@ -102,13 +102,13 @@ def recipe_bundle(name: str, data: Path, folder: Path, **changes: float) -> Bund
     return write_manifest(folder, [edge], (), task=spec.task, policy=Policy(Score("product")))
 
 
-def run(name: str, data: Path) -> Arrays:
-    """Returns the outputs of a model of the recipe for the images of `dev`, with candidates."""
+def run(name: str, data: Path, count: int | None = None) -> Arrays:
+    """Returns the outputs of a model of the recipe for the first images of `dev`, or all, with candidates."""
     found: list[Arrays] = []
     with TemporaryDirectory() as folder:
         bundle = recipe_bundle(name, data, Path(folder), floor=_LEAST_SCORE, limit=1000)
         with closing(load_model(bundle, bundle.manifest.edge[0], RuntimeOptions(threads=2))) as loaded:
-            for file in images(data):
+            for file in images(data)[:count]:
                 prediction = loaded.predict({"image": np.array([file.read_bytes()], object)})
                 found.append({**prediction.outputs, **prediction.evidence})
     return join_rows(found)

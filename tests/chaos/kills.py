@@ -93,7 +93,7 @@ async def campaign(
         async with victims(Path(folder), seed, mqtt=mqtt) as house, _heard(house, seen):
             # Both once in peace: what is made at the first start is not what is looked at.
             for tier in (house.gateway, house.agent):
-                await tier.start()
+                tier.start()
                 await tier.ready()
             networks = [
                 asyncio.create_task(proxy.follow(drawn(seed + at, 3600))) for at, proxy in enumerate(house.proxies)
@@ -133,7 +133,7 @@ async def _reap(  # noqa: PLR0917
         await tier.kill()
         seen.kills[name] += 1
         tell(seen)
-        await tier.start()
+        tier.start()
     await tier.ready()
 
 

@@ -116,7 +116,7 @@ async def drain_rate(promises: int, seed: int) -> float:
     """Corrections a second, by a real agent over HTTP once its gateway is there, all processes on this machine."""
     with tempfile.TemporaryDirectory(prefix="firstline-drain-", ignore_cleanup_errors=True) as folder:
         async with victims(Path(folder), seed, mqtt=False) as house:
-            await house.agent.start()
+            house.agent.start()
             url = await house.agent.ready()
             contents = fresh_scans(seed)
             async with httpx.AsyncClient(base_url=url, timeout=30, trust_env=False) as client:
@@ -131,7 +131,7 @@ async def drain_rate(promises: int, seed: int) -> float:
                     return (await client.get("/firstline/v1/status")).json()["outbox"]["items"]
 
                 await asyncio.gather(*(ask(promises // 8) for _ in range(8)))
-                await house.gateway.start()
+                house.gateway.start()
                 await house.gateway.ready()
                 while (before := await waiting()) == promises // 8 * 8:  # noqa: ASYNC110 (of another process)
                     await asyncio.sleep(0.01)

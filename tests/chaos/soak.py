@@ -13,7 +13,6 @@ import httpx
 import numpy as np
 
 from chaos.kills import fresh_scans
-from chaos.nursery import Process
 from chaos.victims import MODEL, Tier, victims
 
 RATE = 20.0
@@ -60,9 +59,9 @@ class Soaked:
     failures: int
 
 
-def sample(process: Process, began_s: float) -> Sample:
+def sample(tier: Tier, began_s: float) -> Sample:
     """What `/proc` says of it."""
-    folder = Path(f"/proc/{process.pid}")
+    folder = Path(f"/proc/{tier.process.pid}")
     status = dict(line.split(":\t", 1) for line in (folder / "status").read_text().splitlines() if ":\t" in line)
     written = dict(line.split(": ") for line in (folder / "io").read_text().splitlines())
     return Sample(
@@ -77,10 +76,10 @@ def sample(process: Process, began_s: float) -> Sample:
 async def soak(seconds: float, seed: int, tell: Callable[[float], None] = lambda share: None) -> list[Soaked]:
     """Both tiers over HTTP, at `RATE` requests a second: half stay on the device, a quarter promise a correction."""
     with tempfile.TemporaryDirectory(prefix="firstline-soak-", ignore_cleanup_errors=True) as folder:
-        async with victims(Path(folder), seed, mqtt=False, cache=SMALL_CACHE) as house:
+        async with victims(Path(folder), seed, mqtt=False, cache=SMALL_CACHE, forked=False) as house:
             tiers = {"agent": house.agent, "gateway": house.gateway}
             for tier in (house.gateway, house.agent):
-                await tier.start()
+                tier.start()
                 await tier.ready()
             began_s = time.monotonic()
             asking = asyncio.create_task(_ask(house.agent.url, seconds, seed))
@@ -88,10 +87,10 @@ async def soak(seconds: float, seed: int, tell: Callable[[float], None] = lambda
             while not asking.done():
                 await asyncio.wait({asking}, timeout=_SAMPLE_S)
                 for name, tier in tiers.items():
-                    samples[name].append(sample(_process(tier), began_s))
+                    samples[name].append(sample(tier, began_s))
                 tell((time.monotonic() - began_s) / seconds)
             requests, failures = asking.result()
-            ends_s = {name: await _end(_process(tier)) for name, tier in tiers.items()}
+            ends_s = {name: await _end(tier) for name, tier in tiers.items()}
             return [_soaked(name, samples[name], requests, failures, ends_s[name]) for name in tiers]
 
 
@@ -117,14 +116,10 @@ async def _ask(url: str, seconds: float, seed: int) -> tuple[int, int]:
     return count, failures
 
 
-async def _end(process: Process) -> float:
+async def _end(tier: Tier) -> float:
     began_s = time.monotonic()
-    await process.end(signal.SIGTERM)
+    await tier.kill(signal.SIGTERM)
     return time.monotonic() - began_s
-
-
-def _process(tier: Tier) -> Process:
-    return tier.process
 
 
 def _soaked(tier: str, samples: list[Sample], requests: int, failures: int, end_s: float) -> Soaked:

@@ -4,7 +4,10 @@ import asyncio
 import contextlib
 import json
 import shutil
+import signal
 import sqlite3
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -12,10 +15,13 @@ from urllib.parse import urlsplit
 
 from support.broker import Broker, find_mosquitto
 from support.databases import sqlite_store
+from support.forks import ForkedProcess
 from support.keys import create_key
 from support.proxy import ChaosProxy
+from support.waiting import until
 
-from chaos.nursery import Nursery, Process, nursery
+_START_TIMEOUT_S = 60.0
+_LOOK_S = 0.005
 
 DEVICE = "device-1"
 MODEL = "digits"
@@ -62,30 +68,61 @@ token_file = "device.token"
 class Tier:
     """One of the two, which lives again and again with the same state.
 
+    Args:
+        module: "firstline_edge" or "firstline_gateway".
+        config: its configuration; it writes what it says next to it.
+        proxy: leads to it.
+        forked: see `support/forks.py`; a forked process has more in memory than users' has.
+
     Attributes:
+        process: of its present or latest life; None before the first.
         url: of its present or latest life; "" before the first.
     """
 
-    def __init__(self, home: Nursery, config: Path, proxy: ChaosProxy | None = None) -> None:
-        self._home = home
+    def __init__(self, module: str, config: Path, proxy: ChaosProxy | None = None, *, forked: bool = True) -> None:
+        self._command = (module, "run", "--config", str(config), "--port", "0", "-o", "json")
+        self._forked = forked
         self._config = config
         self._proxy = proxy
-        self.process: Process | None = None
+        self._lives = 0
+        self._said = self._log = config
+        self.process: ForkedProcess | subprocess.Popen[bytes] | None = None
         self.url = ""
 
-    async def start(self) -> None:
-        """Begins a life; `ready` waits for its first answer."""
-        self.process = await self._home.start(self._config)
+    def start(self) -> None:
+        """Begins a life, on a port that the system chooses; `ready` waits for its first answer."""
+        self._lives += 1
+        self._said, self._log = (
+            self._config.with_name(f"{self._config.stem}-{self._lives}.{kind}") for kind in ("out", "log")
+        )
+        with self._said.open("wb") as said, self._log.open("wb") as log:
+            if self._forked:
+                self.process = ForkedProcess(*self._command, stdout=said, stderr=log)
+            else:
+                self.process = subprocess.Popen([sys.executable, "-m", *self._command], stdout=said, stderr=log)
 
     async def ready(self) -> str:
-        self.url = await self.process.ready()
+        """Its URL, once it answers.
+
+        Raises:
+            RuntimeError: it ended before; its last words are quoted.
+        """
+        async with asyncio.timeout(_START_TIMEOUT_S):
+            while not (said := self._said.read_text()).endswith("\n"):
+                if self.process.poll() is not None:
+                    raise RuntimeError(f"It did not start. It said: {self._log.read_text()[-2000:]}")
+                await asyncio.sleep(_LOOK_S)
+        self.url = json.loads(said)["url"]
         if self._proxy is not None:
             self._proxy.server_port = urlsplit(self.url).port or 0
         return self.url
 
-    async def kill(self) -> None:
-        if self.process is not None:
-            await self.process.end()
+    async def kill(self, number: signal.Signals = signal.SIGKILL) -> None:
+        """Sends a signal, and returns once it has ended."""
+        if (process := self.process) is not None:
+            with contextlib.suppress(ProcessLookupError):  # it has just ended
+                process.send_signal(number)
+            await until(lambda: process.poll() is not None)
 
 
 class Victims:
@@ -129,7 +166,7 @@ class Victims:
 
 @asynccontextmanager
 async def victims(
-    folder: Path, seed: int, *, mqtt: bool, cache: str = "[cache]\ndisk_limit_bytes = 0\n"
+    folder: Path, seed: int, *, mqtt: bool, cache: str = "[cache]\ndisk_limit_bytes = 0\n", forked: bool = True
 ) -> AsyncIterator[Victims]:
     """A device and its gateway, not started yet; whatever runs at the end is killed.
 
@@ -138,6 +175,7 @@ async def victims(
         seed: of the network's jitter.
         mqtt: whether the device has a link over a real Mosquitto too, and announces its corrections there.
         cache: the agent's section of that name, as TOML; without a file by default, for starts are many.
+        forked: see `Tier`.
     """
     shutil.copytree(_BUNDLE, folder / "models" / MODEL)
     shutil.copytree(_BUNDLE, folder / "device" / MODEL, ignore=shutil.ignore_patterns("full.onnx"))
@@ -155,11 +193,10 @@ async def victims(
         gateway_config.write_text(gateway)
         agent_config.write_text(agent + cache)
         await asyncio.to_thread(_make_key, folder)
-        homes = [
-            await stack.enter_async_context(nursery(module, folder))
-            for module in ("firstline_edge", "firstline_gateway")
-        ]
-        tiers = Tier(homes[0], agent_config), Tier(homes[1], gateway_config, proxies[0])
+        tiers = (
+            Tier("firstline_edge", agent_config, forked=forked),
+            Tier("firstline_gateway", gateway_config, proxies[0], forked=forked),
+        )
         try:
             yield Victims(folder, *tiers, proxies, broker)
         finally:

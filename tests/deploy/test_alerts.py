@@ -54,7 +54,7 @@ class Fault(NamedTuple):
     @property
     def until(self) -> int:
         """The minute in which it ends."""
-        return self.begins + self.within + 30
+        return self.begins + self.within + 5
 
 
 FAULTS = [

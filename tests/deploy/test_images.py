@@ -54,12 +54,20 @@ def build_context(folder: Path) -> Path:
     return folder
 
 
-def build(service: str, folder: Path) -> Path:
-    """Carries out the image's COPY and `pip wheel` steps, and installs the result as the image does."""
-    context, source, wheels = build_context(folder / "context"), folder / "src", folder / "wheels"
-    source.mkdir()
+def build_steps(service: str) -> list[tuple[str, str]]:
+    """The image's first stage, with the locks of both images."""
     steps = dockerfile(service)
     first_stage = steps[: [name for name, _ in steps].index("FROM", 1)]
+    locks = "requirements/edge.lock requirements/gateway.lock"
+    return [(name, re.sub(r"requirements/(edge|gateway)\.lock", locks, arguments)) for name, arguments in first_stage]
+
+
+def build(folder: Path) -> Path:
+    """Carries out the COPY and `pip wheel` steps of both images, and installs the result as they do."""
+    context, source, wheels = build_context(folder / "context"), folder / "src", folder / "wheels"
+    source.mkdir()
+    first_stage = build_steps("gateway")
+    assert build_steps("edge-agent") == first_stage
     for name, arguments in first_stage:
         if name == "COPY":
             *sources, target = arguments.split()
@@ -84,15 +92,16 @@ class Container:
     Args:
         service: its name in docker-compose.yml.
         folder: empty.
+        programs: folder of the installed ones.
         replaced: texts of the environment and what they are here, such as other services' addresses.
         added: to the environment.
     """
 
-    def __init__(self, service: str, folder: Path, replaced: dict[str, str], **added: str) -> None:
+    def __init__(self, service: str, folder: Path, programs: Path, replaced: dict[str, str], **added: str) -> None:
         self._service = SERVICES[service]
         self._steps = dict(dockerfile(service))  # of each instruction the last one
         self._root = folder / "root"
-        self._bin = build(service, folder) / "bin"
+        self._bin = programs
         self.port = free_port()
         (exposed,) = self._service["ports"]
         self._exposed = exposed.rpartition(":")[2]
@@ -170,18 +179,19 @@ class Container:
 
 
 def test_the_images_commands_serve_as_compose_starts_them(tmp_path: Path) -> None:
-    devices, gateways = str(free_port()), str(free_port())
+    devices, gateways, programs = str(free_port()), str(free_port()), build(tmp_path) / "bin"
     folder = tmp_path / "gateway" / "root" / "var" / "lib" / "firstline-broker"
     gateway = Container(
         "gateway",
         tmp_path / "gateway",
+        programs,
         {"mosquitto": "127.0.0.1", "/127.0.0.1/config": "/var/lib/firstline-broker"},
         FIRSTLINE_GATEWAY_MQTT__PORT=gateways,
         FIRSTLINE_GATEWAY_BROKER__PORT=devices,
         FIRSTLINE_GATEWAY_BROKER__GATEWAY_PORT=gateways,
         FIRSTLINE_GATEWAY_IDENTITY__BROKER_PORT=devices,
     )
-    agent = Container("edge-agent", tmp_path / "agent", {})
+    agent = Container("edge-agent", tmp_path / "agent", programs, {})
     agent.path("/run/secrets/edge_api_tokens").write_text("app:" + "a" * 48 + "\n")
     assert not gateway.healthy()
     assert not agent.healthy()

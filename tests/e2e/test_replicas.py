@@ -17,12 +17,12 @@ import numpy as np
 import psycopg
 import pytest
 from chaos.kills import fresh_scans
-from chaos.nursery import Process, nursery
 from support.broker import Broker
 from support.databases import PostgreSql
 from support.gateway import DIGITS
 from support.keys import bearer, create_key, revoke_key
 from support.pictures import ask, expected, picture, probabilities
+from support.processes import TierProcess
 from support.proxy import Balancer
 
 from firstline_gateway.settings.settings import Store
@@ -34,14 +34,30 @@ REPLICAS = 3
 DEVICES = {"over-http": "http", "over-mqtt": "mqtt"}
 REFRESH_S = 2.0  # `auth.refresh_s`
 LEASE_S = 6.0
-JOBS = {"firstline_gateway.jobs.jobs._LEASE_S": LEASE_S, "firstline_gateway.jobs.jobs._RENEW_S": 1.0}
+_SHORT_LEASES = f"""
+import sys
+from firstline_gateway.__main__ import main
+from firstline_gateway.jobs import jobs
+
+assert jobs._LEASE_S > {LEASE_S} and jobs._RENEW_S > 1.0
+jobs._LEASE_S, jobs._RENEW_S = {LEASE_S}, 1.0
+sys.exit(main())
+"""
 PAUSE_S = 0.1
 """Of each application after an answer. Without one they take all of the processor, and on a busy machine the gateways'
 writing threads then wait longer for it than a client waits for the store."""
 SCAN_S = 0.3
 """From one promise of an application near a device to its next: so as many are made as the test needs. A device sends
 those that wait for a replica slowly while its answers are late, as they all are on a busy machine."""
-OUTBOX = {"firstline_edge.outbox.delivery._TIMEOUT_S": 6.0}
+_SHORT_TIMEOUT = """
+import sys
+from firstline_edge.__main__ import main
+from firstline_edge.outbox import delivery
+
+assert delivery._TIMEOUT_S == 30.0
+delivery._TIMEOUT_S = 6.0
+sys.exit(main())
+"""
 """A fifth of what they are in the field: what the dead replica had begun is waited for."""
 
 _GATEWAY = """\
@@ -90,7 +106,7 @@ class Site:
     """
 
     def __init__(
-        self, folder: Path, balancer: Balancer, replicas: dict[str, Process], agents: dict[str, str], store: Store
+        self, folder: Path, balancer: Balancer, replicas: dict[str, TierProcess], agents: dict[str, str], store: Store
     ) -> None:
         self.folder = folder
         self.balancer = balancer
@@ -130,15 +146,15 @@ async def site(folder: Path, broker: Broker, store: Store) -> AsyncIterator[Site
     open_database(store).close()
     shutil.copytree(DIGITS, folder / "device" / "digits", ignore=shutil.ignore_patterns("full.onnx"))
     async with AsyncExitStack() as stack:
-        gateways = await stack.enter_async_context(nursery("firstline_gateway", folder, JOBS))
-        agents = await stack.enter_async_context(nursery("firstline_edge", folder, OUTBOX))
-        replicas: dict[str, Process] = {}
+        gateway, agent = folder / "gateway.py", folder / "agent.py"
+        gateway.write_text(_SHORT_LEASES)
+        agent.write_text(_SHORT_TIMEOUT)
+        replicas: dict[str, TierProcess] = {}
         for number in range(REPLICAS):
             config = folder / f"gateway-{number}.toml"
             config.write_text(_GATEWAY.format(digits=DIGITS, store=store.url, broker=broker.port))
-            process = await gateways.start(config)
-            stack.push_async_callback(process.end)
-            replicas[await process.ready()] = process
+            running = TierProcess(str(gateway), "--config", config, log=config.with_suffix(".log"))
+            replicas[stack.enter_context(running).url] = running
         balancer = await stack.enter_async_context(Balancer([urlsplit(url).port or 0 for url in replicas]))
         urls: dict[str, str] = {}
         for device, kind in DEVICES.items():
@@ -150,9 +166,8 @@ async def site(folder: Path, broker: Broker, store: Store) -> AsyncIterator[Site
                 link = f'host = "127.0.0.1"\nport = {broker.port}\n'
             config = folder / f"agent-{device}.toml"
             config.write_text(_AGENT.format(device=device, kind=kind) + link)
-            process = await agents.start(config)
-            stack.push_async_callback(process.end)
-            urls[device] = await process.ready()
+            running = TierProcess(str(agent), "--config", config, log=config.with_suffix(".log"))
+            urls[device] = stack.enter_context(running).url
         yield Site(folder, balancer, replicas, urls, store)
 
 
@@ -248,8 +263,8 @@ async def test_killed_replica_loses_and_repeats_nothing(
         await load.more(60, 15)
         for url in found.replicas:
             assert await requests_of(url) > 5, "each replica has its part"
-        killed, process = next(iter(found.replicas.items()))
-        await killed_at_work(found, killed, process, load)
+        killed, running = next(iter(found.replicas.items()))
+        await killed_at_work(found, killed, running, load)
         await load.more(100, 25)
         await load.end()
 
@@ -279,14 +294,14 @@ async def test_killed_replica_loses_and_repeats_nothing(
         assert "Traceback" not in found.logs
 
 
-async def killed_at_work(found: Site, url: str, process: Process, load: Load) -> None:
+async def killed_at_work(found: Site, url: str, running: TierProcess, load: Load) -> None:
     """Stops a replica again and again, until it is stopped over a job that it has begun; then it is killed."""
     headers = bearer(found.key) | {"Prefer": "respond-async"}
     async with httpx.AsyncClient(base_url=url, headers=headers, timeout=20) as client:
         while True:
             asked = [client.post("/firstline/v1/models/digits/infer", content=picture(1)) for _ in range(4)]
             taken = [reply.headers["Location"] for reply in await asyncio.gather(*asked)]
-            os.kill(process.pid, signal.SIGSTOP)
+            os.kill(running.process.pid, signal.SIGSTOP)
             load.jobs += taken
             ids = ", ".join(f"'{location.rpartition('/')[2]}'" for location in taken)
             begun = f"status = 0 AND holder <> '' AND job_id IN ({ids})"
@@ -294,8 +309,8 @@ async def killed_at_work(found: Site, url: str, process: Process, load: Load) ->
                 await asyncio.sleep(1)  # another replica that holds the job answers it meanwhile
                 if found.count(begun):
                     break
-            os.kill(process.pid, signal.SIGCONT)
-        await process.end()
+            os.kill(running.process.pid, signal.SIGCONT)
+        running.kill()
 
 
 async def jobs_are_done(found: Site, jobs: list[str]) -> None:

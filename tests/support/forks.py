@@ -31,8 +31,13 @@ _IMPORTED = (
     *("firstline_gateway.api.sockets", "firstline_edge.app", "firstline_edge.cli.run", "firstline_edge.cli.status"),
     *("firstline.cli.app", "firstline.cli.bundle", "firstline.cli.rollout", "firstline.workbench.evaluate"),
     *("firstline.workbench.certify", "firstline.workbench.bundle", "firstline.client"),
+    *(f"firstline_gateway.commands.{command}" for command in ("authority", "init", "keys", "run", "status")),
+    *("firstline_gateway.commands.backup.command", "firstline_edge.cloud.http_link", "firstline_edge.cloud.mqtt_link"),
+    *("firstline_edge.fleet.member", "firstline_edge.cli.doctor_links", "firstline_edge.cli.doctor_models"),
+    *("anyio._backends._asyncio", "numpy.random", "PIL.BmpImagePlugin", "PIL.GifImagePlugin"),
     *("alembic.command", "tuf.ngclient", "securesystemslib.signer"),  # of the gateway's store, and of the registry
 )
+_DIGITS = Path(__file__).parents[2] / "models" / "digits" / "bundle"
 
 
 class ForkedProcess:
@@ -126,12 +131,10 @@ def _pipe() -> tuple[IO[str], int]:
     return os.fdopen(read, encoding="utf-8", errors="replace"), write
 
 
-def run_forked(
-    module: str, *arguments: object, environ: Mapping[str, str] | None = None, cwd: Path | None = None
-) -> subprocess.CompletedProcess[str]:
-    """Runs a command to its end, as `subprocess.run` would with captured output."""
+def run_forked(module: str, *arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Runs a command to its end, as `subprocess.run` would with captured output; the options of `ForkedProcess`."""
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as error:
-        process = ForkedProcess(module, *arguments, environ=environ, cwd=cwd, stdout=out, stderr=error)
+        process = ForkedProcess(module, *arguments, stdout=out, stderr=error, **options)
         try:
             code = process.wait(60)
         finally:
@@ -163,6 +166,7 @@ def server() -> Path:
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         pass_fds=[listener.fileno()],
+        env=os.environ | {"OPENBLAS_NUM_THREADS": "1"},
     )
     listener.close()
     atexit.register(running.wait)
@@ -224,12 +228,34 @@ def _serve(listener: socket.socket) -> dict[str, Any] | None:
                 connection.close()
 
 
+def _open_tiers() -> None:
+    """Does what each process would do once: analyse routes, types of settings and manifests, and SQL statements.
+
+    The gateway has no model, because ONNX Runtime starts a thread, which a child would not have.
+    """
+    from firstline_core.bundle.store import open_bundle
+    from firstline_edge.settings.load import load as load_edge
+    from firstline_gateway.app import open_gateway
+    from firstline_gateway.settings.load import load
+
+    load_edge(None, environ={})
+    open_bundle(_DIGITS)
+    with tempfile.TemporaryDirectory() as folder:
+        places = {"store.url": f"sqlite:///{folder}/store.db", "identity.directory": folder, "models.directory": folder}
+        gateway = open_gateway(load(None, environ={}, overrides=places))
+        gateway.control_plane()
+        gateway.store.close()
+        gateway.store.database.close()
+    assert len(list(Path("/proc/self/task").iterdir())) == 1
+
+
 def _main() -> None:
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     gc.disable()
     for module in _IMPORTED:
         importlib.import_module(module)
+    _open_tiers()
     gc.freeze()
     gc.enable()
     order = _serve(socket.socket(fileno=int(sys.argv[1])))

@@ -34,6 +34,8 @@ _KINDS = ("toml", "python", "javascript", "console", "sh", "text")
 _FILE = re.compile(r"(?:#|//) ([\w.-]+\.\w+)(, continued)?$")
 _SERVER = re.compile(r"(edge-agent|firstline-gateway|firstline) run\b")
 _SCRIPTS = {"firstline": "firstline", "edge-agent": "firstline_edge", "firstline-gateway": "firstline_gateway"}
+# What a shell would only split into words.
+_PLAIN = re.compile(r"[\w ./=:@%,+-]+")
 # What a reader copies from one output into the next command.
 _COPIED = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|fl[tk]_[\w-]+|(?<=-)[0-9a-f]{8}(?=\.key)")
 # What a run computes from the files here alone; spelt in letters it is not a number any more, and stays.
@@ -230,15 +232,19 @@ class Reader:
         self.executed.append(command.text)
 
     def _run(self, text: str, command: Command) -> tuple[str, ...]:
-        done = subprocess.run(
-            ["bash", "-euo", "pipefail", "-c", "\n".join([*self._exports, text])],
-            cwd=self.folder,
-            env=dict(self.environ),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=COMMAND_TIMEOUT_S,
-        )
+        name, *arguments = text.split()
+        if name in _SCRIPTS and _PLAIN.fullmatch(text) and not self._exports:
+            done = forks.run_forked(_SCRIPTS[name], *arguments, environ=self.environ, cwd=self.folder, script=name)
+        else:
+            done = subprocess.run(
+                ["bash", "-euo", "pipefail", "-c", "\n".join([*self._exports, text])],
+                cwd=self.folder,
+                env=dict(self.environ),
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=COMMAND_TIMEOUT_S,
+            )
         if done.returncode:
             raise MismatchError(
                 f"line {command.line}: `{text}` ended with {done.returncode}: {done.stderr}{done.stdout}"
