@@ -35,7 +35,7 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # workers and the processes that tests start inherit this.
 os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 # jsonschema imports it for a format of `test_supply.py`, which has its own check: its grammar takes a second.
-sys.modules["rfc3987_syntax"] = None  # type: ignore[assignment]
+sys.modules["rfc3987_syntax"] = None
 
 settings.register_profile("any machine", deadline=None, max_examples=50)  # a busy one is slow at times
 settings.load_profile("any machine")

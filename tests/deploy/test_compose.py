@@ -188,7 +188,7 @@ def test_image_runs_an_installed_command_unprivileged(service: str) -> None:
 
 def test_unit_and_image_start_the_same_command() -> None:
     unit = configparser.ConfigParser(strict=False, interpolation=None)
-    unit.optionxform = str  # type: ignore[assignment,method-assign]
+    unit.optionxform = str
     unit.read(UNIT)
     service = unit["Service"]
     image = json.loads(dict(instructions(DOCKERFILES["edge-agent"]))["CMD"])

@@ -76,7 +76,7 @@ async def device(running: Site, transport: LinkKind) -> AsyncIterator[Device]:
 
 
 async def asked(device: Device, *contents: bytes, **wishes: object) -> InferResponse:
-    return await device.client.infer(MODEL, {"image": list(contents)}, **wishes)  # type: ignore[arg-type]
+    return await device.client.infer(MODEL, {"image": list(contents)}, **wishes)
 
 
 def check(response: InferResponse, tier: Tier, reason: Reason, status: Status = Status.FINAL) -> None:

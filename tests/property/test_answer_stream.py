@@ -23,7 +23,7 @@ def test_every_answer_once(drops: list[int], heartbeats: int, ends: bool) -> Non
         def __init__(self, body: bytes, whole: bool) -> None:
             self.body, self.whole = body, whole
 
-        def __iter__(self):  # type: ignore[no-untyped-def]
+        def __iter__(self):
             yield self.body
             if not self.whole and not ends:
                 raise httpx.ReadError("reset")

@@ -157,7 +157,7 @@ def test_a_local_only_input_is_never_audited(asked: list[tuple[float, dict[str, 
         with tempfile.TemporaryDirectory() as name:
             everything = AuditSection(per_hour=1e9, bytes_per_hour=1e12, max_share=1.0, spacing_s=0.0)
             scene = Scene(clock=SimulatedClock(), certified=CERTIFIED, folder=Path(name), audit=everything)
-            scene.clock._now_s += 600  # type: ignore[attr-defined]
+            scene.clock._now_s += 600
             for value, wishes in asked:
                 await scene.answer(request(value, privacy=Privacy.LOCAL_ONLY, **wishes))
             assert scene.monitored.record.drawn == 0

@@ -95,7 +95,7 @@ def test_promise_ages_only_with_elapsed_time(lives: list[Run]) -> None:
     promises: list[Promise] = []
     for number, life in enumerate(lives):
         clock.boot(life.error_s)
-        ages = Timeline(clock)  # type: ignore[arg-type]
+        ages = Timeline(clock)
         stored = sorted(((one.name, one.stored_s) for one in promises), key=lambda one: one[1])
         ages.load(max((one.stored_s for one in promises), default=0.0), stored)
         began_s = clock.true_s

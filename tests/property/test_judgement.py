@@ -22,7 +22,7 @@ def groups_of(values: list[float], before: list[float], treated: tuple[int, ...]
 @settings(max_examples=20, deadline=None)
 @given(FIGURES, st.integers(1, 4), st.randoms(use_true_random=False))
 def test_the_p_values_of_an_unchanged_model_are_uniform(values: list[float], treated: int, random: object) -> None:
-    before = [random.choice([np.nan, 0.0, 1.0]) for _ in values]  # type: ignore[attr-defined]
+    before = [random.choice([np.nan, 0.0, 1.0]) for _ in values]
     divisions = list(combinations(range(len(values)), treated))
     rng = np.random.default_rng(1)
     found = np.array(

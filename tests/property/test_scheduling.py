@@ -40,7 +40,7 @@ def poisson(seed: int, rate: float, seconds: float, **fields: object) -> list[As
     draw = random.Random(seed)
     plan, at_s = [], 0.0
     while (at_s := at_s + draw.expovariate(rate)) < seconds:
-        plan.append(Asked(at_s, M, **fields))  # type: ignore[arg-type]
+        plan.append(Asked(at_s, M, **fields))
     return plan
 
 

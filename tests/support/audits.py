@@ -91,7 +91,7 @@ def note_of(served: ServedModel, variant: int = 0, **changes: object) -> AuditNo
         edge_digest=certificate.edge_digest,
         events=certificate.audit_bounds if certificate.events else {},
     )
-    return msgspec.structs.replace(note, **changes)  # type: ignore[arg-type]
+    return msgspec.structs.replace(note, **changes)
 
 
 def request_from(device: str, note: AuditNote | None = None, label: int = 3, **changes: object) -> InferRequest:
@@ -101,4 +101,4 @@ def request_from(device: str, note: AuditNote | None = None, label: int = 3, **c
     if note is not None:
         outputs = {PROBABILITIES: np.eye(10, dtype=np.float32)[[label]]}
         request = msgspec.structs.replace(request, audit=note, edge_outputs=outputs)
-    return msgspec.structs.replace(request, **changes)  # type: ignore[arg-type]
+    return msgspec.structs.replace(request, **changes)

@@ -242,7 +242,7 @@ class Scene:
         self.workers = Workers(1, queue_limit, clock)
         self.echo = Echo(described)
         edge = EdgeModel(
-            self.echo,  # type: ignore[arg-type]
+            self.echo,
             lambda outputs, _evidence: outputs[PROBABILITIES].max(axis=1),
             "evidence",
             row_ms,
@@ -274,7 +274,7 @@ class Scene:
                 clock,
                 random.Random(seed),
                 certifies=chosen.certifies,
-                spending=self.budgets,  # type: ignore[arg-type]
+                spending=self.budgets,
             )
         self.router = TierRouter(
             min_threshold=min_threshold, chosen=chosen, clock=clock, certificates=self.certificates
@@ -347,7 +347,7 @@ def request(*values: float, **fields: Any) -> InferRequest:
     """One row for each value, the probability that the edge model will give "yes"."""
     tensor = Tensor("x", np.array(values, np.float32).reshape(-1, 1))
     defaults = {"model": "m", "request_id": new_request_id(), "principal": "local", "privacy": Privacy.ANY}
-    return InferRequest(inputs=(tensor,), **(defaults | fields))  # type: ignore[arg-type]
+    return InferRequest(inputs=(tensor,), **(defaults | fields))
 
 
 def yes(response: InferResponse) -> list[float]:

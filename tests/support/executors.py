@@ -90,7 +90,7 @@ class Site:
                 name,
                 executor,
                 sessions=0,
-                profiled=lambda _, name=name: {1: row_s[name]} if "unknown" not in found else {},  # type: ignore[misc]
+                profiled=lambda _, name=name: {1: row_s[name]} if "unknown" not in found else {},
             )
             for name, executor in self.executors.items()
         }

@@ -46,7 +46,7 @@ def request_of(*values: float, model: str = "m", deadline_s: float | None = None
         inputs=(Tensor("x", np.array(values, np.float32).reshape(-1, 1)),),
         request_id=new_request_id(),
         deadline_s=deadline_s,
-        **fields,  # type: ignore[arg-type]
+        **fields,
     )
 
 

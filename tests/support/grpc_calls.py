@@ -76,5 +76,5 @@ async def refusal(call: Any) -> tuple[str, str, dict[str, str]]:
     try:
         found = await call
     except grpc.aio.AioRpcError as error:
-        return error.code().name, error.details() or "", dict(error.trailing_metadata() or ())  # type: ignore[arg-type]
+        return error.code().name, error.details() or "", dict(error.trailing_metadata() or ())
     raise AssertionError(f"it was answered: {found}")

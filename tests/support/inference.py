@@ -11,7 +11,7 @@ from firstline_core.types import InferRequest, InferResponse, Tensor
 def digits_request(images: Tensor, **fields: object) -> InferRequest:
     """A request for the digits whose outputs come back as bytes."""
     defaults: dict[str, object] = {"request_id": new_request_id(), "binary_output": True} | fields
-    return InferRequest("digits", (images,), **defaults)  # type: ignore[arg-type]
+    return InferRequest("digits", (images,), **defaults)
 
 
 async def post(client: httpx.AsyncClient, request: InferRequest, url: str = "", **headers: str) -> httpx.Response:

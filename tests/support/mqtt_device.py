@@ -37,7 +37,7 @@ class MqttDevice:
             correlation_data=request.request_id.encode(),
             now_s=now_s,
         )
-        return replace(made, **changes)  # type: ignore[arg-type]
+        return replace(made, **changes)
 
     async def message_to(self, publication: Publication) -> Message:
         """What comes back, whatever it is; it must be the next that comes."""

@@ -16,4 +16,4 @@ def pool_of(losses: int, key: PoolKey = KEY, **changes: object) -> AuditPool:
     for _ in range(losses):
         state = audit.update(state, 1.0)
     pool = replace(new_pool(key, NOW_S), state=state, disagreements=losses, total_loss=float(losses))
-    return replace(pool, **changes)  # type: ignore[arg-type]
+    return replace(pool, **changes)

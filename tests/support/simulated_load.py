@@ -107,7 +107,7 @@ class Load:
         self.batcher = Batcher(
             several(executors, self.clock),
             clock=self.clock,
-            bounds=Bounds(**(defaults | bounds)),  # type: ignore[arg-type]
+            bounds=Bounds(**(defaults | bounds)),
         )
 
     async def warm(self, *sizes: int) -> None:

@@ -338,7 +338,7 @@ class ConfigurationDevice:
             self.file,
             self.own,
             self.registry,
-            Adoption(self),  # type: ignore[arg-type]
+            Adoption(self),
             dataclasses.replace(services(self.clock, 2), changed=self._note),
         )
 
@@ -395,7 +395,7 @@ async def run_update(
     until: frozenset[UpdateState] = ENDED,
 ) -> None:
     """Runs steps of a device until its update is in one of these states."""
-    device.receive(desired)  # type: ignore[arg-type]
+    device.receive(desired)
     for _ in range(100):
         pause_s = await device.step()
         if device.state[0] in until:

@@ -145,7 +145,7 @@ class Site:
         self._urls = {"gateway": gateway.url, "agent": agent_url}
         self._shown = {gateway.url.partition("//")[2]: GATEWAY, agent_url.partition("//")[2]: AGENT}
         self._keys = keys
-        verify = gateway.operator._transport._pool._ssl_context  # type: ignore[attr-defined]
+        verify = gateway.operator._transport._pool._ssl_context
         self._http = httpx.Client(verify=verify, timeout=20)
 
     def message(self, case: Case) -> str:

@@ -49,7 +49,7 @@ class GatewayLink(SimulatedLink):
 
     async def probe(self, timeout_s: float) -> None:
         await super().probe(timeout_s)
-        self._gateway.check_up()  # type: ignore[attr-defined]
+        self._gateway.check_up()
 
 
 class CorrectionPublisher:

@@ -101,7 +101,7 @@ def asking_for(accept: str, query: bytes = b"") -> Request:
 
 
 async def drawn(decoding: FileDecoding, content: bytes, box: tuple[float, ...], query: bytes = b"") -> Reply:
-    route = FileRoute(Plane(response(box)), decoding, DEFAULT_DECODING_LIMITS)  # type: ignore[arg-type]
+    route = FileRoute(Plane(response(box)), decoding, DEFAULT_DECODING_LIMITS)
     return await route.answer(request(content), asking_for("image/jpeg", query))
 
 
@@ -141,7 +141,7 @@ async def test_impossible_pictures_are_refused_before_the_model_runs(
     decoding: FileDecoding, inputs: Tensor, task: Detection | None, error: type[RequestError], says: str
 ) -> None:
     plane = Plane(response((0, 0, 4, 4)), task)
-    route = FileRoute(plane, decoding, DecodingLimits(memory_bytes=200_000))  # type: ignore[arg-type]
+    route = FileRoute(plane, decoding, DecodingLimits(memory_bytes=200_000))
     with pytest.raises(error, match=says):
         await route.answer(InferRequest("pets", (inputs,), ""), asking_for("image/jpeg"))
     assert not plane.asked
@@ -149,13 +149,13 @@ async def test_impossible_pictures_are_refused_before_the_model_runs(
 
 async def test_other_answers_are_not_drawn(decoding: FileDecoding) -> None:
     other = InferResponse("pets", "1", (Tensor("y", np.zeros(1, np.float32)),), answer=answer())
-    route = FileRoute(Plane(other), decoding, DEFAULT_DECODING_LIMITS)  # type: ignore[arg-type]
+    route = FileRoute(Plane(other), decoding, DEFAULT_DECODING_LIMITS)
     with pytest.raises(InferenceError, match="cannot be drawn"):
         await route.answer(request(sideways()), asking_for("image/jpeg"))
 
 
 async def test_values_of_a_query_may_have_line_breaks(decoding: FileDecoding) -> None:
-    route = FileRoute(Plane(response((0, 0, 4, 4))), decoding, DEFAULT_DECODING_LIMITS)  # type: ignore[arg-type]
+    route = FileRoute(Plane(response((0, 0, 4, 4))), decoding, DEFAULT_DECODING_LIMITS)
     metadata = ModelMetadata("pets", (), "", (TensorSpec("image", "BYTES", (-1,)),), (), files=("image",))
 
     async def read(query: bytes) -> InferRequest:

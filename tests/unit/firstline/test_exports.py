@@ -19,7 +19,7 @@ def _named(hint: object) -> set[type]:
     """The classes of ours in an annotation."""
     inner = [found for part in typing.get_args(hint) for found in _named(part)]
     own = isinstance(hint, type) and hint.__module__.startswith("firstline")
-    return {*inner, hint} if own else set(inner)  # type: ignore[arg-type]
+    return {*inner, hint} if own else set(inner)
 
 
 def test_all_is_what_is_there() -> None:

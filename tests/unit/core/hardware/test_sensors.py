@@ -31,7 +31,7 @@ class Bench:
     def __init__(self, root: Path, **options: object) -> None:
         self.root = root
         self.now_s = 0.0
-        self.sensors = Sensors(Tree(root), **options)  # type: ignore[arg-type]
+        self.sensors = Sensors(Tree(root), **options)
 
     def read(self) -> Snapshot:
         self.now_s += 2.0

@@ -52,7 +52,7 @@ def test_the_whole_picture_is_mapped_back_to_itself(width: int, height: int, ste
 @pytest.mark.parametrize("letterbox", ["corner", "center"])
 @pytest.mark.parametrize(("width", "height"), [(60, 30), (30, 60), (64, 64), (200, 8)])
 def test_the_picture_is_where_geometry_says(letterbox: str, width: int, height: int) -> None:
-    step = Resize(64, 64, letterbox=letterbox, pad=114)  # type: ignore[arg-type]
+    step = Resize(64, 64, letterbox=letterbox, pad=114)
     processing = ImageProcessing(Decode(), (step,))
     tensor = images(encode(np.full((height, width, 3), 255, np.uint8)))
     costs = processing.check_and_measure(tensor)

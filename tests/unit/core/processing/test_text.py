@@ -108,7 +108,7 @@ def test_an_empty_text_has_a_token() -> None:
     step = DecodeText()
     assert run(step, Tokenize(FILE, "mask"), of=(b"",)).tolist() == [[1, 1]]
     for part, expected in (("ids", [[5], [6]]), ("mask", [[1], [1]])):
-        assert run(step, Tokenize(FILE, part), of=(b" ", b"go"), file=BARE).tolist() == expected  # type: ignore[arg-type]
+        assert run(step, Tokenize(FILE, part), of=(b" ", b"go"), file=BARE).tolist() == expected
 
 
 def test_a_text_that_is_not_utf_8_is_refused_by_its_row() -> None:

@@ -22,7 +22,7 @@ async def answer(scope: Any, _receive: Any, send: Any) -> None:
 
 
 async def called(app: AsgiApp, method: str, headers: dict[str, str]) -> httpx.Response:
-    transport = httpx.ASGITransport(app)  # type: ignore[arg-type]
+    transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(transport=transport, base_url="http://tier") as client:
         return await client.request(method, "/v2", headers=headers)
 

@@ -411,7 +411,7 @@ def test_a_closing_response_is_a_whole_one() -> None:
         def makefile(self, _mode: str) -> io.BytesIO:
             return io.BytesIO(closing_response(431, errors.RequestError("The head is too large.")))
 
-    response = HTTPResponse(Wire())  # type: ignore[arg-type]
+    response = HTTPResponse(Wire())
     response.begin()
     assert (response.status, response.reason) == (431, "Request Header Fields Too Large")
     assert response.getheader("Connection") == "close"

@@ -150,7 +150,7 @@ def delivered(publication: Publication, **changes: object) -> Message:
 
 def published(asked: object = None, now_s: float = 100.0) -> Publication:
     return mqtt_messages.request_publication(
-        asked or request(2, deadline_s=100.25, full_model_digest="ab" * 32),  # type: ignore[arg-type]
+        asked or request(2, deadline_s=100.25, full_model_digest="ab" * 32),
         topic="firstline/v1/cam/req/digits",
         response_topic="firstline/v1/cam/res",
         correlation_data=b"17",

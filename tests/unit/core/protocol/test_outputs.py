@@ -40,12 +40,9 @@ def test_a_count_is_a_whole_number_from_one_on(count: object) -> None:
 def test_classes_travel_in_json_and_as_binary_data() -> None:
     response = InferResponse("m", "1", (Tensor("p", np.array([[0.25, 0.75]], np.float32)),))
     request = decode_request("m", asked(classification=1), None)
-    assert decode_request("m", *_parts(encode_request(request))).outputs == request.outputs
+    encoded = encode_request(request)
+    assert decode_request("m", encoded.body, encoded.header_length).outputs == request.outputs
     (output,) = orjson.loads(encode_response(request, response, ("a", "b")).body)["outputs"]
     assert output == {"name": "p", "datatype": "BYTES", "shape": [1, 1], "data": ["0.750000:1:b"]}
     binary = decode_request("m", asked(classification=1, binary_data=True), None)
     assert encode_response(binary, response).body.endswith(b"\x0a\0\0\x000.750000:1")
-
-
-def _parts(encoded: object) -> tuple[bytes, int | None]:
-    return encoded.body, encoded.header_length  # type: ignore[attr-defined]

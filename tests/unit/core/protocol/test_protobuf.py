@@ -12,12 +12,12 @@ def test_fields_written_by_protobuf_are_read(tmp_path: Path) -> None:
     model = onnx.load(linear_model(tmp_path / "m.onnx", pixels=4, classes=2))
     found = {number: value for number, value, _ in spans(memoryview(model.SerializeToString()))}
     assert found[1] == model.ir_version
-    assert bytes(found[7]) == model.graph.SerializeToString()  # type: ignore[arg-type]
+    assert bytes(found[7]) == model.graph.SerializeToString()
     attribute = onnx.helper.make_attribute("alpha", 0.5)
     assert {
         number: len(value) for number, value, _ in spans(memoryview(attribute.SerializeToString())) if number == 2
     } == {2: 4}
-    assert [(n, bytes(v)) for n, v, _ in spans(memoryview(b"\x09abcdefgh"))] == [(1, b"abcdefgh")]  # type: ignore[arg-type]
+    assert [(n, bytes(v)) for n, v, _ in spans(memoryview(b"\x09abcdefgh"))] == [(1, b"abcdefgh")]
 
 
 @pytest.mark.parametrize(

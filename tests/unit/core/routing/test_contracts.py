@@ -102,7 +102,7 @@ def test_every_score_is_a_threshold_of_the_stream() -> None:
     assert round(found.kept * 350) % 7 not in (0, 4)  # not where a hundredth more would end
 
 
-def drawn(n: int, seed: int, risk_below: float) -> tuple[np.ndarray, ...]:  # type: ignore[type-arg]
+def drawn(n: int, seed: int, risk_below: float) -> tuple[np.ndarray, ...]:
     """Rows of a population whose scores are uniform; those below 0.5 err, and are drawn five times as often."""
     random = np.random.default_rng(seed)
     scores = random.random(12 * n)

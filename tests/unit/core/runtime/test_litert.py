@@ -164,7 +164,7 @@ def _module_that_fails(name: str) -> ModuleType:
     def fail(**_: object) -> None:
         raise ValueError("numpy.core.multiarray failed to import")
 
-    module.Interpreter = fail  # type: ignore[attr-defined]
+    module.Interpreter = fail
     return module
 
 

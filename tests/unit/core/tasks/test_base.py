@@ -14,7 +14,7 @@ LIKE = like(BEFORE)
 
 def outputs(rows: int, **changed: object) -> Arrays:
     found = {"values": np.ones((rows, 2), np.float32), "text": np.array([b"other"] * rows, object)}
-    return found | changed  # type: ignore[return-value]
+    return found | changed
 
 
 @pytest.mark.parametrize("rows", [1, 3, 4])

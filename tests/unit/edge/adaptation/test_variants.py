@@ -38,9 +38,7 @@ class Device:
 
     @property
     def variants(self) -> BundleVariants:
-        held = self.agent.models.find("small")
-        assert isinstance(held.variants, BundleVariants)
-        return held.variants
+        return self.agent.models.find("small").variants
 
     @property
     def loaded(self) -> list[str]:

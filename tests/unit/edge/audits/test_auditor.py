@@ -264,7 +264,7 @@ async def test_the_auditor_keeps_the_budget_of_audits(make_scene: MakeScene) -> 
     scene = make_scene(AuditSection(per_hour=20, bytes_per_hour=1e9, max_share=1.0, spacing_s=0.0))
     scene.cloud.agrees = lambda _: True
     for _ in range(120):  # within an hour
-        scene.clock._now_s += 30  # type: ignore[attr-defined]
+        scene.clock._now_s += 30
         await scene.infer(SURE)
         await asyncio.sleep(0)
     assert 10 < scene.monitored.record.drawn <= 21
@@ -288,7 +288,7 @@ async def test_audits_keep_their_spacing(make_scene: MakeScene) -> None:
     scene.cloud.agrees = lambda _: True
     clock, drawn_at_s = scene.clock, []
     for _ in range(100):
-        clock._now_s += 1  # type: ignore[attr-defined]
+        clock._now_s += 1
         before = len(scene.ended_audits)
         await scene.infer(SURE, SURE, SURE)
         await asyncio.sleep(0)
@@ -296,7 +296,7 @@ async def test_audits_keep_their_spacing(make_scene: MakeScene) -> None:
     assert len(drawn_at_s) in (9, 10)  # a pause is up to an eighth longer
     assert min(after - before for before, after in itertools.pairwise(drawn_at_s)) >= 10
     scene.auditor.adopt(ALL, ("disagreement",))
-    clock._now_s += 20  # type: ignore[attr-defined]
+    clock._now_s += 20
     await scene.infer(SURE, SURE, SURE)
     assert len(await ended(scene, len(drawn_at_s) + 3)) == len(drawn_at_s) + 3
 
@@ -306,7 +306,7 @@ async def test_audits_of_each_source_keep_their_spacing(make_scene: MakeScene) -
     scene.cloud.agrees = lambda _: True
     clock, drawn_at_s = scene.clock, {"gate": list[float](), "yard": list[float]()}
     for _ in range(50):
-        clock._now_s += 1  # type: ignore[attr-defined]
+        clock._now_s += 1
         for source, drawn in drawn_at_s.items():
             before = len(scene.ended_audits)
             await scene.infer(SURE, source=source)

@@ -453,7 +453,6 @@ async def test_a_refused_write_is_retried_without_another_audit(
 
     scene, path = make_scene(), tmp_path / "certificates.json"
     clock = scene.clock
-    assert isinstance(clock, SimulatedClock)
     async with saving(scene):
         with monkeypatch.context() as patched:
             if lacks == "threads":

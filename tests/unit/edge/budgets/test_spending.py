@@ -245,7 +245,7 @@ class TestKeep:
 
 
 @contextlib.asynccontextmanager
-async def running(spending: Spending):  # type: ignore[no-untyped-def]
+async def running(spending: Spending):
     task = asyncio.create_task(spending.keep())
     try:
         yield

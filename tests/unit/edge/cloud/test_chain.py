@@ -413,7 +413,7 @@ async def test_a_failed_probe_proves_nothing_against_a_request_that_was_answered
         await house.clock.sleep(2.0)
         raise errors.RemoteTimeoutError("late")
 
-    house.first.probe = slow_failure  # type: ignore[method-assign]
+    house.first.probe = slow_failure
     house.first.probe_wanted.set()
     await settle()
     await house.infer()
@@ -720,7 +720,7 @@ async def test_a_dead_link_gets_one_probe_at_a_time_and_no_request(house: House)
         running -= 1
         raise DOWN
 
-    house.first.probe = probe  # type: ignore[method-assign]
+    house.first.probe = probe
     for _ in range(200):
         with pytest.raises(errors.LinkDownError):
             await house.infer()

@@ -34,8 +34,8 @@ class Street:
         breaker = CircuitBreaker(self.clock, random.Random(1), BreakerSection(failure_threshold=1_000_000))
         self.chain = LinkChain([link], [breaker], self.clock)
         self.scene = Scene(clock=self.clock)
-        self.scene.cloud.infer = self.chain.infer  # type: ignore[method-assign]
-        self.scene.cloud.predicted_s = self.chain.predicted_s  # type: ignore[method-assign]
+        self.scene.cloud.infer = self.chain.infer
+        self.scene.cloud.predicted_s = self.chain.predicted_s
         self._values = count()
         self._deliveries: set[asyncio.Task[None]] = set()
 

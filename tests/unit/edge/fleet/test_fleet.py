@@ -193,7 +193,7 @@ def test_the_condition_of_a_device_is_reported(tmp_path: Path, state: LinkStatus
         temperature_c={"cpu": Measured(71.0, "t"), "nvme": Absent("none")}, throttling={"heat": Measured(1.0, "t")}
     )
     outbox = SimpleNamespace(oldest_s=90.0)
-    health = health_of(outbox, chain, credentials, snapshot, tmp_path)  # type: ignore[arg-type]
+    health = health_of(outbox, chain, credentials, snapshot, tmp_path)
     assert health.links_down == (state in ("down", "probing", "refused"))
     assert (health.outbox_oldest_s, health.hottest_c, health.throttled) == (90.0, 71.0, True)
     assert health.certificate_ends_s == 2e9 and health.disk_free_share is not None and 0 < health.disk_free_share < 1
@@ -201,7 +201,7 @@ def test_the_condition_of_a_device_is_reported(tmp_path: Path, state: LinkStatus
 
 def test_unknown_conditions_are_absent(tmp_path: Path) -> None:
     outbox, chain = SimpleNamespace(oldest_s=0.0), SimpleNamespace(reports=dict)
-    assert health_of(outbox, chain, None, NOTHING_READ, tmp_path / "away") == DeviceHealth()  # type: ignore[arg-type]
+    assert health_of(outbox, chain, None, NOTHING_READ, tmp_path / "away") == DeviceHealth()
 
 
 class FakeTransport:
@@ -267,7 +267,7 @@ async def test_a_twin_applies_the_desired_state_and_reports_changes(tmp_path: Pa
 
     def twin() -> FleetMember:
         parts: list[Any] = [state, updater, FakeWork(), FakeWork()]
-        return FleetMember(*parts, report=report, transport=transport, clock=clock, rng=random.Random(1))  # type: ignore[arg-type]
+        return FleetMember(*parts, report=report, transport=transport, clock=clock, rng=random.Random(1))
 
     made = twin()
     transport.away = True
@@ -324,7 +324,7 @@ async def test_an_outdated_retained_state_is_ignored() -> None:
         async def listen(self, _topic: str, on_message: Callable[[Message], None]) -> None:
             callbacks.append(on_message)
 
-    transport = MqttTransport(Link())  # type: ignore[arg-type]
+    transport = MqttTransport(Link())
     desired = asyncio.create_task(transport.desired(9))
     await asyncio.sleep(0)  # it listens now
     for revision in (5, 10):
@@ -350,8 +350,8 @@ async def test_an_outdated_state_is_ignored_while_the_broker_is_away_too() -> No
             return 200, {}, msgspec.json.encode(Desired(revisions.pop(0)))
 
     clock, link = SimulatedClock(), Link()
-    polling = HttpTransport(Http(), 60.0, clock, random.Random(1), link)  # type: ignore[arg-type]
-    desired = asyncio.create_task(MqttTransport(link, polling).desired(9))  # type: ignore[arg-type]
+    polling = HttpTransport(Http(), 60.0, clock, random.Random(1), link)
+    desired = asyncio.create_task(MqttTransport(link, polling).desired(9))
     while not desired.done():
         await asyncio.sleep(0)
         await clock.advance(10.0)
@@ -368,7 +368,7 @@ async def test_a_device_with_a_broker_polls_only_while_it_is_away() -> None:
                 raise LinkDownError("away")
             return 200, {}, msgspec.json.encode(Desired(3))
 
-    transport = HttpTransport(Http(), 60.0, clock, random.Random(1), link)  # type: ignore[arg-type]
+    transport = HttpTransport(Http(), 60.0, clock, random.Random(1), link)
     desired = asyncio.create_task(transport.desired(0))
     await asyncio.sleep(0)  # it sleeps now
     await clock.advance(600)

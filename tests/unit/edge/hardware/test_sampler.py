@@ -248,7 +248,7 @@ async def test_a_recovered_reading_is_not_expired_at_once() -> None:
     driver.fault = OSError("no memory")
     async with running(driver, clock) as sampler:
         for at in range(8):
-            await until(lambda at=at: driver.reads == at + 1 and clock.sleepers == 2)  # type: ignore[misc]
+            await until(lambda at=at: driver.reads == at + 1 and clock.sleepers == 2)
             await clock.advance(5.0)
         await until(lambda: isinstance(sampler.latest.cpu_busy_share, Absent))
         driver.fault = None

@@ -515,7 +515,7 @@ async def test_a_long_backlog_that_must_wait_is_not_read_meanwhile(house: House)
         read += len(found) + len(skipped["skip_ids"])
         return found
 
-    house.outbox.pending = counted  # type: ignore[method-assign]
+    house.outbox.pending = counted
     await house.pass_time(20.0)
     assert 20 <= len(house.link.calls) <= 60
     assert read <= 5 * len(house.link.calls)
@@ -645,7 +645,7 @@ def client(models: dict[str, Any], value: float = 0.75) -> CorrectionClient:
     held = {version: SimpleNamespace(manifest=manifest) for version, manifest in models.items()}
     found = SimpleNamespace(find=lambda name, version="": held.get(version or max(held, default="")))
     refusals = ModelRefusals(SYSTEM_CLOCK)
-    return CorrectionClient(Cloud(value), found, Contracts(), refusals, SYSTEM_CLOCK)  # type: ignore[arg-type]
+    return CorrectionClient(Cloud(value), found, Contracts(), refusals, SYSTEM_CLOCK)
 
 
 def manifest(task: Classification | Detection, full_digest: str) -> SimpleNamespace:

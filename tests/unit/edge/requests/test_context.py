@@ -29,7 +29,7 @@ from firstline_edge.requests.full_answers import merge
 
 def row(tier: Tier, reason: Reason = Reason.CONFIDENT, status: Status = Status.FINAL, **fields: object) -> RowAnswer:
     known = {"certified": tier is Tier.CLOUD, "confidence": 0.5, "model_digest": tier.value}
-    return RowAnswer(tier, reason, status, **(known | fields))  # type: ignore[arg-type]
+    return RowAnswer(tier, reason, status, **(known | fields))
 
 
 def test_one_row_is_its_own_summary() -> None:

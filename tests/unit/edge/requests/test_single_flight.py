@@ -18,7 +18,7 @@ class Work:
         self.calls: list[list[bytes]] = []
         self.failures = failures
 
-    def of(self, *keys: bytes):  # type: ignore[no-untyped-def]
+    def of(self, *keys: bytes):
         async def compute(positions: Sequence[int]) -> list[bytes]:
             asked = [keys[position] for position in positions]
             self.calls.append(asked)

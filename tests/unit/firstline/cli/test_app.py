@@ -29,8 +29,8 @@ for path in sys.stdin.read().splitlines():
 
 def _leaves(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
     if isinstance(command, TyperGroup):
-        for name in command.list_commands(None):  # type: ignore[arg-type]
-            yield from _leaves(command.get_command(None, name), (*path, name))  # type: ignore[arg-type]
+        for name in command.list_commands(None):
+            yield from _leaves(command.get_command(None, name), (*path, name))
     else:
         yield path, command
 

@@ -143,7 +143,7 @@ def test_long_polling_is_limited_by_the_time_left(left_s: float, wait_s: int) ->
 
 def test_invalid_choice_lists_its_values() -> None:
     with pytest.raises(errors.InvalidTensorError, match="privacy is 'none'; use one of any, local_only"):
-        calls.infer("m", {"x": [1]}, {"privacy": "none"})  # type: ignore[typeddict-item]
+        calls.infer("m", {"x": [1]}, {"privacy": "none"})
 
 
 class TestInferFile:
@@ -180,7 +180,7 @@ class TestInferFile:
         with pytest.raises(errors.InvalidTensorError, match="classes is the string 'person'; give a list of labels"):
             calls.infer_file("m", b"x", {"classes": "person"})
         with pytest.raises(TypeError, match="'min_score' is not an option of requests"):
-            calls.infer("m", {"x": [1]}, {"min_score": 0.5})  # type: ignore[typeddict-unknown-key]
+            calls.infer("m", {"x": [1]}, {"min_score": 0.5})
 
 
 class TestReadInfer:
@@ -367,7 +367,7 @@ class TestTrace:
     PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
     def trace_headers(self, **options: Any) -> list[dict[str, str]]:
-        made = [calls.infer("m", {"x": [1]}, options), calls.infer_file("m", b"x", options)]  # type: ignore[arg-type]
+        made = [calls.infer("m", {"x": [1]}, options), calls.infer_file("m", b"x", options)]
         headers = [dict(each.headers or {}) for each in made]
         return [{name: each[name] for name in ("traceparent", "tracestate") if name in each} for each in headers]
 

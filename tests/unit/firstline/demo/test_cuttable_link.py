@@ -65,7 +65,7 @@ async def test_stopped_server_resets_the_caller() -> None:
 async def test_connection_accepted_during_the_cut_is_closed(echo_port: int) -> None:
     async with CuttableLink(echo_port) as wire:
         near = FakeWriter()
-        wire._accept(asyncio.StreamReader(), near)  # type: ignore[arg-type]
+        wire._accept(asyncio.StreamReader(), near)
         await wire.cut()
         assert near.aborted
 

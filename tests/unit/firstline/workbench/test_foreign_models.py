@@ -54,7 +54,7 @@ def eight_bits(path: Path) -> Path:
 @pytest.mark.parametrize(("make", "datatype"), [(half, "FP16"), (eight_bits, "INT8")])
 def test_narrow_numbers_are_taken_and_returned_as_probabilities(tmp_path: Path, make: Any, datatype: str) -> None:
     bundle, loaded = created(make(tmp_path / "m.onnx"), tmp_path)
-    assert bundle.manifest.inputs == (InputSpec("x", datatype, (-1, 4)),)  # type: ignore[arg-type]
+    assert bundle.manifest.inputs == (InputSpec("x", datatype, (-1, 4)),)
     dtypes = (np.int16, np.int64) if datatype == "INT8" else (np.float16, np.float32, np.float64, np.int64)
     for dtype in dtypes:
         found = loaded.predict({"x": np.array([[0, 1, 0, 7]], dtype)}).outputs[PROBABILITIES]

@@ -33,7 +33,7 @@ def test_steps_of_a_detector_are_parsed() -> None:
     assert parse_postprocess(r"ssd:out\:3:out\:1:out\:0") == (steps.Ssd("out:3", "out:1", "out:0"),)
     xyxy = r"ssd:boxes:labels:scores:corners=xyxy:unit=pixels"
     assert parse_postprocess(xyxy) == (steps.Ssd("boxes", "labels", "scores", corners="xyxy", unit="pixels"),)
-    assert spell(parse_postprocess(xyxy)) == xyxy  # type: ignore[arg-type]
+    assert spell(parse_postprocess(xyxy)) == xyxy
     assert spell((steps.Ssd("out:3", "out:1", "out:0"), steps.Suppress(0.5))) == (
         r"ssd:out\:3:out\:1:out\:0,suppress:0.5:iou=0.45:floor=0.01:limit=300"
     )

@@ -153,7 +153,7 @@ CAM = StoredDevice(
 
 
 def said(state: ProfilingState, **fields: int | str) -> Reported:
-    return Reported("s", 2, 4, profiles=(Profiling("1", "digits", state, **fields),))  # type: ignore[arg-type]
+    return Reported("s", 2, 4, profiles=(Profiling("1", "digits", state, **fields),))
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from firstline_gateway.store.database import Database
 def put(
     database: Database, *query_ms: float, by: str = "application:ops", kept_s: float = 0.0, **at: str | int
 ) -> None:
-    made = profile(*query_ms, **at)  # type: ignore[arg-type]
+    made = profile(*query_ms, **at)
     content = encode(made)
     with database.begin() as connection:
         records.put(connection, replace(entry_of(made, content), by=by, kept_s=kept_s), content)

@@ -41,7 +41,7 @@ class Fleet:
         completed_ = [each for each in rollouts if each.state is RolloutState.COMPLETED]
         ended = [each for each in others if each.state is not RolloutState.COMPLETED]
         busy = self.busy.intersection
-        return join_changes(rollout, completed_, self.assignments, self, NOW, ended=ended, busy=busy)  # type: ignore[arg-type]
+        return join_changes(rollout, completed_, self.assignments, self, NOW, ended=ended, busy=busy)
 
     def totals(self, names: object) -> Mapping[str, object]:
         raise AssertionError("late joiners are not judged")

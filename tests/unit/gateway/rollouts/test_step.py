@@ -626,8 +626,8 @@ def test_a_stage_with_audits_is_promoted_unseen() -> None:
 def test_a_plan_counts_the_audits_in_which_an_event_can_occur() -> None:
     fleet = simulated_fleet(40, Stage(0.5, soak_s=8 * 3600), rules=Rules())
     counts = ModelCounts("cameras", 1, rows=9000, audited=1000, audited_empty=950, disagreed=2, losses=2)
-    fleet.totals = lambda names: {name: Totals((counts,), 86_400) for name in names}  # type: ignore[method-assign]
-    fleet.totals_before = lambda names, _: {name: Totals() for name in names}  # type: ignore[method-assign]
+    fleet.totals = lambda names: {name: Totals((counts,), 86_400) for name in names}
+    fleet.totals_before = lambda names, _: {name: Totals() for name in names}
     definition = fleet.rollout.definition
 
     def sentence(definition: Definition) -> str:

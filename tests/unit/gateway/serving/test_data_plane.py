@@ -102,7 +102,7 @@ def bench(repository: Repository, tmp_path: Path) -> Iterator[Bench]:
 
 
 def digits_request(**fields: object) -> InferRequest:
-    request = request_of(1, 2, model="digits", **fields)  # type: ignore[arg-type]
+    request = request_of(1, 2, model="digits", **fields)
     return replace(request, inputs=(Tensor("image", request.inputs[0].array),))
 
 

@@ -34,7 +34,7 @@ def device(tmp_path: Path) -> ConfigurationDevice:
         (lambda registry: registry.add(1, 2000), "config"),
     ],
 )
-async def test_a_rejected_configuration_changes_nothing(device: ConfigurationDevice, wanted, reason) -> None:  # type: ignore[no-untyped-def]
+async def test_a_rejected_configuration_changes_nothing(device: ConfigurationDevice, wanted, reason) -> None:
     device.own = replace(device.own, budget=replace(device.own.budget, bytes_per_day=1000))
     device.start()
     await device.run(wanted(device.registry))
@@ -75,7 +75,7 @@ async def test_a_rollback_during_a_download_cancels_the_configuration(device: Co
                 await device.configurator.roll_back()
             yield part
 
-    device.registry.read = read  # type: ignore[method-assign]
+    device.registry.read = read
     await device.run(wanted)
     assert device.state == (S.CANCELLED, "asked") and device.bytes_per_day == 0
     device.start()
@@ -85,7 +85,7 @@ async def test_a_rollback_during_a_download_cancels_the_configuration(device: Co
 async def test_a_superseded_configuration_is_not_tried(device: ConfigurationDevice) -> None:
     wanted, newer = device.registry.add(1, 300), device.registry.add(2, 400)
     adopted: list[int] = []
-    device.adopt = lambda settings: adopted.append(settings.budget.bytes_per_day)  # type: ignore[method-assign]
+    device.adopt = lambda settings: adopted.append(settings.budget.bytes_per_day)
     device.start()
     content = device.registry.read
 
@@ -94,7 +94,7 @@ async def test_a_superseded_configuration_is_not_tried(device: ConfigurationDevi
         async for part in content(sha256, offset, size_bytes):
             yield part
 
-    device.registry.read = read  # type: ignore[method-assign]
+    device.registry.read = read
     device.configurator.receive(wanted)
     for _ in range(20):
         device.clock.pass_by(await device.configurator.step())

@@ -112,7 +112,7 @@ def test_a_file_that_the_disk_does_not_read_stays(path: Path, monkeypatch: pytes
     assert on_disk(path) == STAGED
 
 
-def on_disk(path: Path) -> KIND:  # type: ignore[valid-type]
+def on_disk(path: Path) -> KIND:
     return read_struct(path, KIND)
 
 

@@ -104,7 +104,7 @@ async def test_a_rejected_bundle_never_answers(
     async def offered() -> Hardware:
         return hardware
 
-    device.serving.hardware = offered  # type: ignore[method-assign]
+    device.serving.hardware = offered
     await device.run(wanted)
     assert device.state == ended and device.version == 1 and device.serving.versions == []
     (update,) = device.updater.updates()
@@ -313,7 +313,7 @@ async def test_the_overwritten_slot_counts_as_free_space(
     async def offered() -> object:
         return hardware
 
-    device.serving.hardware = offered  # type: ignore[method-assign,assignment]
+    device.serving.hardware = offered
     await committed(device, fourth)
     assert device.version == 4
 

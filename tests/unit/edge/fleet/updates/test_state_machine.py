@@ -267,7 +267,7 @@ async def test_too_many_starts_end_a_trial_without_a_network(device: Device | Co
 async def test_temporary_errors_are_retried(device: Device | ConfigurationDevice, error: errors.FirstlineError) -> None:
     desired = device.publish(2)
     device.registry.error = error
-    device.receive(desired)  # type: ignore[arg-type]
+    device.receive(desired)
     for _ in range(50):
         pause_s = await device.step()
         assert pause_s > 0
@@ -320,7 +320,7 @@ async def test_a_start_that_cannot_be_stored_ends_the_trial(
     with full_disk(monkeypatch):
         device.start()
         assert device.version == 2
-        device.receive(desired)  # type: ignore[arg-type]
+        device.receive(desired)
         for _ in range(5):
             pause_s = await device.step()
             assert pause_s > 0

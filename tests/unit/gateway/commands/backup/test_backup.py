@@ -147,7 +147,7 @@ def test_a_backup_is_of_one_moment(filled: Settings, tmp_path: Path, monkeypatch
 
     def lines_while_somebody_writes(connection: object, table: object) -> object:
         put(database, 1000 + len(contents(filled.store)["deliveries"]))
-        return lines(connection, table)  # type: ignore[arg-type]
+        return lines(connection, table)
 
     monkeypatch.setattr(backup, "lines", lines_while_somebody_writes)
     before = contents(filled.store)

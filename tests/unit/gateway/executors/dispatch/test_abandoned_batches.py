@@ -156,7 +156,7 @@ async def test_a_probe_that_is_answered_at_its_limit_frees_its_slot() -> None:
 
 async def test_an_unexpected_failure_counts_against_the_executor() -> None:
     async with site({"one": 0.01, "other": 0.02}) as made:
-        made.executors["one"].error = ValueError("all the input array dimensions must match")  # type: ignore[assignment]
+        made.executors["one"].error = ValueError("all the input array dimensions must match")
         told = 0
         for _ in range(20):
             try:

@@ -63,7 +63,7 @@ async def test_an_unmeasured_executor_is_measured_by_probes() -> None:
 
 async def test_a_probe_with_an_internal_error_frees_its_slot() -> None:
     async with site({"one": 0.01, "other": 0.02}) as made:
-        made.executors["other"].error = RuntimeError("a fault")  # type: ignore[assignment]
+        made.executors["other"].error = RuntimeError("a fault")
         seen: list[str] = []
         asyncio.get_running_loop().set_exception_handler(lambda _, context: seen.append(str(context["exception"])))
         await made.go(0.5, clients=1)

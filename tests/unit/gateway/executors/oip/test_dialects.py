@@ -180,7 +180,7 @@ def test_a_server_is_not_blamed_for_the_bundles_postprocessing(
 
 
 def named(part: str, **changes: Any) -> dict[str, Any]:
-    return METADATA | {part: [METADATA[part][0] | changes]}  # type: ignore[index]
+    return METADATA | {part: [METADATA[part][0] | changes]}
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ class Site:
         def made(served: ServedModel) -> FirstlineModel:
             return model(served, DEFAULT_LIMITS)
 
-        group = ServerGroup({M: made(SERVED)}, made, Oip(**found), ThreadPoolExecutor(1), 8, self.clock)  # type: ignore[arg-type]
+        group = ServerGroup({M: made(SERVED)}, made, Oip(**found), ThreadPoolExecutor(1), 8, self.clock)
         transports = {f"http://far-{number}": server for number, server in enumerate(self.servers)}
         members = open_servers(group, transports, partial(Member, name), sessions=0)
         for member in members:
@@ -554,7 +554,7 @@ async def test_the_trace_of_a_batch_goes_to_every_server(monkeypatch: pytest.Mon
     async def noting(self: FarGateway, method: str, path: str, headers: dict[str, str], *more: object) -> HttpReply:
         if method == "POST":
             sent.append((headers.get("traceparent"), headers.get("tracestate")))
-        return await exchange(self, method, path, headers, *more)  # type: ignore[arg-type]
+        return await exchange(self, method, path, headers, *more)
 
     monkeypatch.setattr(FarGateway, "exchange", noting)
     async with site(2) as far:

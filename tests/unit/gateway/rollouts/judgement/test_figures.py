@@ -80,7 +80,7 @@ def test_the_number_of_models_per_device_is_bounded() -> None:
 
 
 def objects(version: int, persons: int, cars: int, **fields: object) -> ModelCounts:
-    return ModelCounts("m", version, rows=1000, objects={"person": persons, "car": cars}, **fields)  # type: ignore[arg-type]
+    return ModelCounts("m", version, rows=1000, objects={"person": persons, "car": cars}, **fields)
 
 
 def test_objects_fall_against_the_devices_own_past_per_hour() -> None:

@@ -118,7 +118,7 @@ def detector(rng: np.random.Generator, lost: str = "", *, audited: bool = True, 
 
 def judged_detector(seed: int, lost: str = "", **changes: object) -> Verdict:
     rng = np.random.default_rng(seed)
-    treated = [detector(rng, lost, **changes) for _ in range(40)]  # type: ignore[arg-type]
+    treated = [detector(rng, lost, **changes) for _ in range(40)]
     control = [detector(rng) for _ in range(40)]
     return judge(
         Rules(), stages=3, look=8, over=True, installed=40, failed=0, treated=treated, control=control, seed=seed

@@ -319,8 +319,8 @@ async def test_a_bad_request_fails_alone_in_its_batch(bench: Bench) -> None:
     await bench.release()
     good, bad, also_good = await asyncio.gather(*tasks, return_exceptions=True)
     assert isinstance(bad, InvalidTensorError)
-    assert np.array_equal(good["probabilities"], [[2]])  # type: ignore[arg-type]
-    assert np.array_equal(also_good["probabilities"], [[6]])  # type: ignore[arg-type]
+    assert np.array_equal(good["probabilities"], [[2]])
+    assert np.array_equal(also_good["probabilities"], [[6]])
 
 
 async def test_a_failing_engine_fails_its_batch_and_not_the_next(bench: Bench) -> None:
@@ -425,7 +425,7 @@ async def test_a_batch_runs_under_one_of_its_requests_traces(monkeypatch: pytest
 
     async def noting(*arguments: object) -> list[Outcome]:
         under.append(CURRENT.get())
-        return await run(*arguments)  # type: ignore[arg-type]
+        return await run(*arguments)
 
     monkeypatch.setattr(bench.executor, "run", noting)
     trace = received("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")

@@ -61,7 +61,7 @@ class Bench:
                 str(number),
                 executor,
                 sessions=sessions,
-                profiled=lambda served, executor=executor: (  # type: ignore[misc]
+                profiled=lambda served, executor=executor: (
                     {size: executor.seconds(size) for size in SIZES} if knows else {}
                 ),
             )
@@ -81,7 +81,7 @@ class Bench:
     async def submit(
         self, value: float = 1.0, served: ServedModel = SERVED, *, rows: int = 1, **fields: object
     ) -> asyncio.Task[Arrays]:
-        task = asyncio.create_task(self.batcher.submit(served.key, request_of(*[value] * rows, **fields)))  # type: ignore[arg-type]
+        task = asyncio.create_task(self.batcher.submit(served.key, request_of(*[value] * rows, **fields)))
         for _ in range(5):
             await asyncio.sleep(0)
         return task
