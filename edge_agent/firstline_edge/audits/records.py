@@ -20,10 +20,7 @@ from firstline_core.routing.certificate import ALL_ROWS, Certificate
 from firstline_core.routing.tightening import EVERYTHING
 from firstline_core.storage.files import DAMAGED, unreadable
 from firstline_core.storage.structs import read_struct
-from firstline_core.telemetry.logs import logger
 from firstline_edge.state import StateFile
-
-log = logger(__name__)
 
 _UNKNOWN = "Whether there was an alarm is not known, so answers are not certified until a newly certified bundle comes."
 _RECORDS_KEPT = 64  # records of absent bundles: the alarm applies again when the folder returns
@@ -178,9 +175,8 @@ class RecordFile(StateFile):
             return read(self.path)
         except IntegrityError as error:
             self.lost(f"{error.message} {_UNKNOWN}")
-        except OSError as error:  # the file may be readable at the next start
-            self.loss = f"{self.path} {unreadable(error)} {_UNKNOWN}"
-            log.error("audit records unreadable", error=self.loss)
+        except OSError as error:  # as good as lost: the next write would replace the file
+            self.lost(f"{self.path} {unreadable(error)} {_UNKNOWN}")
         return {}
 
     def lost_after(self, file: Path) -> bool:

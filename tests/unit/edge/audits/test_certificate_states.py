@@ -387,13 +387,16 @@ async def test_a_certificate_after_a_loss_of_records_is_valid(make_scene: MakeSc
     assert (scene.certificates.of(scene.held).name, scene.certificates.of(newer).name) == ("unknown", "valid")
 
 
-async def test_a_bundle_from_before_a_loss_proves_nothing(make_scene: MakeScene, tmp_path: Path) -> None:
+@pytest.mark.parametrize("lose", [lambda path: path.write_bytes(b"{"), Path.mkdir], ids=["damaged", "unreadable"])
+async def test_a_bundle_from_before_a_loss_proves_nothing(
+    lose: Callable[[Path], object], make_scene: MakeScene, tmp_path: Path
+) -> None:
     def bundle(certified: float) -> DeviceModel:
         return stored_bundle(tmp_path / f"{certified}", certified)
 
     path = tmp_path / "certificates.json"
     absent, never_loaded = bundle(0.82), bundle(0.84)
-    path.write_bytes(b"{")
+    lose(path)
     scene = make_scene()
     set_aside_s = path.with_name("certificates.json.damaged").stat().st_ctime
     while (newer := bundle(0.86)).bundle.path.joinpath(MANIFEST_NAME).stat().st_ctime <= set_aside_s:
