@@ -98,6 +98,20 @@ def test_streaming_example_prints_both_answers(running: Line, tmp_path: Path, no
     assert refused.returncode == 1 and "Row 0 of input 'image'" in refused.stderr
 
 
+def test_agent_runs_in_a_program(scan: Path, tmp_path: Path) -> None:
+    example = EXAMPLES / "agent.py"
+    config = tmp_path / "edge-agent.toml"
+    config.write_text(f'[agent]\nstate_dir = "{tmp_path / "state"}"\n[models]\ndirectories = ["{DIGITS}"]\n')
+    done = run([sys.executable, str(example)], config, "digits", scan)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("scan.png: {'probabilities': [[")
+    assert done.stdout.endswith("]]}, edge: confident, final\n")
+    refused = run([sys.executable, str(example)], config, "digits", example)
+    assert refused.returncode == 1 and "Row 0 of input 'image'" in refused.stderr
+    page = EXAMPLES.parent / "how-to" / "agent-in-a-program.md"
+    assert f"```python\n{example.read_text()}```" in page.read_text()
+
+
 def served_detector(folder: Path) -> Path:
     """Stores the bundle `pets` in `models`, and an image in which it finds a dog."""
     (folder / "models" / "pets").mkdir(parents=True)
