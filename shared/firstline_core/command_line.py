@@ -8,7 +8,9 @@ import io
 import os
 import re
 import signal
+import socket
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import takewhile
@@ -115,13 +117,31 @@ def _text_file(stream: TextIO, raw: type[io.FileIO], *, line_buffering: bool) ->
 
 @contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """Lets SIGTERM and SIGINT end the start of a server at once, until the server handles them itself."""
+    """Lets SIGTERM and SIGINT end the start of a server at once, until the server handles them itself.
+
+    Python calls a handler in the main thread only, which may load a model for minutes. So a thread waits for the bytes
+    that the interpreter writes for each signal; the server's event loop takes them over with the signals.
+    """
     before = {number: signal.signal(number, _end) for number in (signal.SIGTERM, signal.SIGINT)}
+    written, read = socket.socketpair()
+    written.setblocking(False)
+    earlier = signal.set_wakeup_fd(written.fileno(), warn_on_full_buffer=False)
+    threading.Thread(target=_end_on_byte, args=(read, bytes(before)), daemon=True).start()
     try:
         yield
     finally:
+        signal.set_wakeup_fd(earlier)
+        written.close()  # which ends the thread
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _end_on_byte(read: socket.socket, ending: bytes) -> None:
+    """Ends the process if it gets one of the signals `ending`, until the other end is closed."""
+    with read:
+        while found := read.recv(1):
+            if found in ending:
+                _end(found[0], None)
 
 
 def _end(_number: int, _frame: FrameType | None) -> None:

@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -218,3 +219,23 @@ def test_a_first_configuration_may_have_any_name_that_the_disk_takes(tmp_path: P
     again, long = init(b"caf\xe9.toml"), init(b"x" * 300)
     assert (again.returncode, long.returncode) == (2, 2)
     assert b"exists and was not changed" in again.stderr and b"File name too long" in long.stderr
+
+
+_LOADING = """if True:
+    import hashlib
+    from firstline_core.command_line import ended_by_signals
+    with ended_by_signals():
+        print("loading", flush=True)
+        hashlib.pbkdf2_hmac("sha256", b"model", b"", 500_000_000)  # in C, for minutes
+"""
+
+
+@pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGINT])
+def test_signal_ends_a_start_that_loads_a_slow_model(ending: signal.Signals) -> None:
+    with subprocess.Popen([sys.executable, "-c", _LOADING], stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None and process.stdout.readline() == b"loading\n"
+            process.send_signal(ending)
+            assert process.wait(10) == 0
+        finally:
+            process.kill()
