@@ -92,6 +92,33 @@ def test_signal_stops_a_gateway_that_starts(tmp_path: Path, ending: signal.Signa
     assert (process.returncode, out, said) == (0, "", "")
 
 
+_LOADING = """if True:
+    import hashlib, sys
+    from firstline_gateway import app
+    from firstline_gateway.__main__ import main
+
+    def load(*_: object, **__: object) -> None:
+        print("loading", flush=True)
+        hashlib.pbkdf2_hmac("sha256", b"model", b"", 500_000_000)  # in C, for minutes
+
+    app.load_full = load
+    sys.exit(main())
+"""
+
+
+def test_signal_stops_a_gateway_that_loads_a_slow_model(config: Path) -> None:
+    command = [sys.executable, "-c", _LOADING, "run", "--config", str(config)]
+    environment = os.environ | {"FIRSTLINE_GATEWAY_MODELS__WAIT": "false"}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            assert {process.stdout.readline().split()[0] for _ in range(2)} == {b"loading", b"listening"}
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(20) == 0
+        finally:
+            process.kill()
+
+
 def test_an_imported_authority_needs_no_store_yet_and_a_used_one_does(config: Path) -> None:
     assert run_here("ca", "init", "--config", config).returncode == 0
     with gateway(config) as process:

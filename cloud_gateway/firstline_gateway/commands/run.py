@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import sys
+import threading
 from functools import partial
 
 from firstline_core.command_line import Commands, announce, ended_by_signals
@@ -61,11 +62,12 @@ def _serve(arguments: argparse.Namespace) -> int:
             )
         )
     tracing.close()
-    if not ended:
+    loads = [each for each in threading.enumerate() if each.name.startswith("model-loader") and each.is_alive()]
+    if loads or not ended:
         # No thread can be made to stop, and the interpreter's own end would wait for it.
         sys.stdout.flush()
         logging.shutdown()  # writes the last lines
-        os._exit(1)
+        os._exit(0 if ended else 1)
     return 0
 
 
