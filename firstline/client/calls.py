@@ -37,6 +37,7 @@ from firstline_core.protocol.parameters import timeout_us
 from firstline_core.protocol.tensors import shown
 from firstline_core.storage.files import unreadable
 from firstline_core.telemetry.trace import restored
+from firstline_core.telemetry.wording import counted
 from firstline_core.types import (
     DATATYPES,
     LOWEST_PRIORITY,
@@ -174,7 +175,7 @@ def infer(
             if tensor.shape[:1] != rows:
                 raise ProtocolError(
                     f"{response.url} gave output {shown(tensor.name)} the shape {list(tensor.shape)}, but the request "
-                    f"has {sum(rows)} rows."
+                    f"has {counted(sum(rows), 'row')}."
                 )
         return answered if client_id else structs.replace(answered, id="")
 

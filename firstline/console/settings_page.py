@@ -17,6 +17,7 @@ from firstline.fleet.client import Fleet
 from firstline_core.errors import NotFoundError
 from firstline_core.fleet.registry import RegistryStatus
 from firstline_core.fleet.twin import Brake
+from firstline_core.telemetry.wording import counted
 
 
 class Data(NamedTuple):
@@ -74,7 +75,7 @@ def _sign_in(accounts: Accounts) -> str:
     if not accounts.required:
         return "none: every user of this machine"
     ways = ["the shared password"] * bool(accounts.shared)
-    ways += [f"{len(accounts.person)} persons of the file"] * bool(accounts.person)
+    ways += [f"{counted(len(accounts.person), 'person')} of the file"] * bool(accounts.person)
     ways += [accounts.oidc.issuer] if accounts.oidc is not None else []
     return ", ".join(ways)
 

@@ -303,7 +303,7 @@ async def test_a_text_that_cannot_be_decoded_costs_its_record(folder: Path) -> N
         )
     lost, reason = await kept.check(lost_most=1)
     assert lost == 1
-    assert "1 records could not be read" in reason
+    assert "1 record could not be read" in reason
 
 
 async def test_an_interrupted_replacement_is_finished_or_restarted(folder: Path) -> None:

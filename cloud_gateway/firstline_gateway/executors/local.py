@@ -23,6 +23,7 @@ from firstline_core.errors import CapacityError, DeadlineExceededError, Firstlin
 from firstline_core.processing.decoding import PreparedRows
 from firstline_core.runtime.batch_times import LoopTimes
 from firstline_core.telemetry.statistics import OverheadTimes
+from firstline_core.telemetry.wording import counted
 from firstline_core.types import Arrays, ModelKey, join_rows, row_count, slice_rows
 from firstline_gateway.executors.base import Deadlines, ExecutionReport, Inputs, Outcome
 from firstline_gateway.models.repository import ServedModel
@@ -332,6 +333,6 @@ def _run_rows(model: Predictor, rows: Arrays, max_rows: int) -> Arrays:
         results = join_rows([model.run(slice_rows(rows, start, start + max_rows)) for start in starts])
     if row_count(results) != count:
         raise InferenceError(
-            f"The model returned {row_count(results)} rows for {count}; its batch axis is not the first."
+            f"The model returned {counted(row_count(results), 'row')} for {count}; its batch axis is not the first."
         )
     return results

@@ -170,9 +170,8 @@ class Gatekeeper:
         if counts and (rate := key.requests_per_s) is not None:
             wait_s = self._buckets.take(key.sha256, self.clock.monotonic_s(), per_s=rate, burst=max(1.0, rate))
             if wait_s:
-                raise RateLimitedError(
-                    f"The API key '{key.name}' may be used {rate:g} times a second.", retry_after_s=wait_s
-                )
+                often = "once" if rate == 1 else f"{rate:g} times"
+                raise RateLimitedError(f"The API key '{key.name}' may be used {often} a second.", retry_after_s=wait_s)
         return key
 
     def holds(self, text: str) -> bool:

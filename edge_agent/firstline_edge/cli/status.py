@@ -159,8 +159,9 @@ def _pace(link: dict[str, Any]) -> str:
         return ""
     service_ms = timing["service_p50_ms"]
     service = f", {rounded(service_ms)} of them in the gateway" if service_ms is not None else ""
-    behind = f", sent after {ahead} bytes of other requests" if (ahead := timing.get("typical_ahead_bytes")) else ""
+    ahead, typical = timing.get("typical_ahead_bytes"), counted(timing["typical_bytes"], "byte")
+    behind = f", sent after {counted(ahead, 'byte')} of other requests" if ahead else ""
     return (
         f", {rounded(timing['total_p50_ms'])} ms (95 %: {rounded(timing['total_p95_ms'])}){service}, "
-        f"for a request of {timing['typical_bytes']} bytes{behind}"
+        f"for a request of {typical}{behind}"
     )

@@ -31,6 +31,7 @@ from firstline_core.storage.files import erase
 from firstline_core.storage.seals import Seal
 from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.metrics import RequestMetrics
+from firstline_core.telemetry.wording import counted
 from firstline_core.types import InferResponse, ModelVersion, Privacy
 from firstline_core.units import HOUR_S
 from firstline_edge.outbox import database
@@ -187,7 +188,7 @@ class Outbox:
     def damage(self) -> str:
         """Describes damage to stored records, in sentences; "" if none is known."""
         count = len(self._unreadable)
-        lost = f"{count} records could not be read, and were removed." if count else ""
+        lost = f"{counted(count, 'record')} could not be read; the agent deletes such records." if count else ""
         return " ".join(filter(None, (self._damage, lost)))
 
     @property

@@ -20,6 +20,7 @@ from firstline_core.errors import (
 from firstline_core.protocol.tensors import shown
 from firstline_core.tasks.base import DeclaredOutputs, Task, check_outputs
 from firstline_core.tasks.field import field_losses
+from firstline_core.telemetry.wording import counted
 from firstline_core.types import (
     Arrays,
     ContractAlarm,
@@ -107,7 +108,9 @@ def _check_any(outputs: Sequence[Tensor], rows: int) -> None:
     """Checks what holds for the outputs of every model."""
     for tensor in outputs:
         if tensor.shape[:1] != (rows,):
-            raise ProtocolError(f"Output {shown(tensor.name)} has shape {list(tensor.shape)} for {rows} rows.")
+            raise ProtocolError(
+                f"Output {shown(tensor.name)} has shape {list(tensor.shape)} for {counted(rows, 'row')}."
+            )
         if tensor.array.dtype.kind == "f" and not all_finite(tensor.array):
             raise ProtocolError(f"Output {shown(tensor.name)} has NaN or infinity.")
 

@@ -38,6 +38,7 @@ from firstline_core.runtime.select import RuntimeOptions, load_runtime
 from firstline_core.tasks.base import ModelOutputs, Postprocess, Prediction, Scores, Task
 from firstline_core.tasks.classification import Classification, temper
 from firstline_core.telemetry.logs import logger
+from firstline_core.telemetry.wording import counted
 from firstline_core.types import (
     DATATYPES,
     PROBABILITIES,
@@ -552,7 +553,9 @@ def _graph_scorer(graph: OnnxRuntime, file: Path, bundle: Bundle) -> Scorer:
             outputs = {**outputs, PROBABILITIES: temper(outputs[PROBABILITIES], declared.temperature)}
         found = by_row.run({name: outputs[output] for name, output in feeds.items()})[result]
         if found.size != row_count(outputs):
-            raise InferenceError(f"Score graph {file.name} gave {found.size} scores for {row_count(outputs)} rows.")
+            raise InferenceError(
+                f"Score graph {file.name} gave {found.size} scores for {counted(row_count(outputs), 'row')}."
+            )
         # JSON cannot represent infinity, the log-odds of a probability of 1, as score or threshold.
         return np.clip(found.reshape(-1).astype(np.float32, copy=False), -_HIGHEST, _HIGHEST)
 

@@ -17,6 +17,7 @@ from firstline_core.errors import InferenceError, ModelLoadError
 from firstline_core.processing import steps as ops
 from firstline_core.processing.compile import softmax
 from firstline_core.processing.geometry import to_original
+from firstline_core.telemetry.wording import counted
 from firstline_core.types import Array, all_finite
 
 BOXES, SCORES, CLASSES, COUNT = "boxes", "scores", "classes", "count"
@@ -82,7 +83,8 @@ def compile_detection(steps: Sequence[ops.PostStep], size: InputSize, k: int) ->
         for name, array in raw.items():
             if array.shape[:1] != (len(geometry),):
                 raise InferenceError(
-                    f"Output '{name}' has shape {list(array.shape)} for {len(geometry)} rows; export the model with a "
+                    f"Output '{name}' has shape {list(array.shape)} for "
+                    f"{counted(len(geometry), 'row')}; export the model with a "
                     "dynamic first axis that counts the rows of inputs and outputs alike, or with 1 row in both."
                 )
             if not all_finite(array):

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from firstline_core.errors import InferenceError, ModelLoadError
 from firstline_core.processing.steps import Ctc
+from firstline_core.telemetry.wording import counted
 from firstline_core.types import Array, object_array
 
 _ORDER = {"ntc": (0, 1, 2), "tnc": (1, 0, 2), "nct": (0, 2, 1)}
@@ -86,7 +87,8 @@ def _ordered(probabilities: Array, step: Ctc, rows: int) -> Array:
         ordered = probabilities.transpose(_ORDER[step.axes])
     if len(ordered) != rows or not ordered.shape[1]:
         raise InferenceError(
-            f"The model gave {list(probabilities.shape)} for {rows} rows; name the order of its axes in the step ctc."
+            f"The model gave {list(probabilities.shape)} for {counted(rows, 'row')}; name the order "
+            "of its axes in the step ctc."
         )
     return ordered
 

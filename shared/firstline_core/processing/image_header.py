@@ -24,6 +24,7 @@ from firstline_core.processing.audio_header import MeasuredClip
 from firstline_core.processing.geometry import ImageStep, crop_side
 from firstline_core.processing.steps import CHANNELS, CenterCrop, Decode, Resize
 from firstline_core.protocol.limits import DecodingLimits
+from firstline_core.telemetry.wording import counted
 
 JPEG_PIECES_LIMIT = 4096
 """Segments."""
@@ -421,7 +422,7 @@ def _other_format(encoded: bytes) -> str:
         return "empty; give a JPEG or PNG file."
     if encoded.isascii() and encoded[:8].decode().strip().isprintable():
         return "neither JPEG nor PNG, but text; give a JPEG or PNG file."
-    opening = f"{len(encoded)} bytes that begin with {encoded[:8].hex(' ')}"
+    opening = f"{counted(len(encoded), 'byte')} that begin with {encoded[:8].hex(' ')}"
     return f"neither JPEG nor PNG: {opening}; give a JPEG or PNG file, unchanged."
 
 

@@ -24,6 +24,7 @@ from firstline_core.processing import image_header
 from firstline_core.processing.geometry import ImageStep, crop_side, geometry, placed
 from firstline_core.processing.steps import CHANNELS, CenterCrop, Decode, Mode
 from firstline_core.protocol.limits import DEFAULT_DECODING_LIMITS, DecodingLimits
+from firstline_core.telemetry.wording import counted
 from firstline_core.types import Array, Tensor
 
 PIXELS_LIMIT = 40_000_000
@@ -220,7 +221,8 @@ def _decoded(encoded: bytes, header: image_header.ImageHeader, step: Decode, whe
         return opaque.transpose(_UPRIGHT[header.orientation]) if header.orientation > 1 else opaque
     except _BROKEN as error:
         raise InvalidTensorError(
-            f"{where} is a broken {header.kind} of {len(encoded)} bytes: {error}.{image_header.damage_hint(encoded)}"
+            f"{where} is a broken {header.kind} of {counted(len(encoded), 'byte')}: "
+            f"{error}.{image_header.damage_hint(encoded)}"
         ) from error
 
 

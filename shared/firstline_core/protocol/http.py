@@ -24,6 +24,7 @@ from firstline_core.protocol.data_plane import DataPlane
 from firstline_core.protocol.limits import Limits
 from firstline_core.protocol.oip import Encoded, Origin, decode_request, encode_response
 from firstline_core.protocol.tensors import shown
+from firstline_core.telemetry.wording import counted
 from firstline_core.types import InferRequest, InferResponse, TensorSpec
 
 CONTENT_TYPE = "Content-Type"
@@ -333,7 +334,8 @@ async def body_time_limit() -> AsyncIterator[Callable[[int], None]]:
             yield note_bytes
     except TimeoutError as error:
         raise errors.RemoteTimeoutError(
-            f"Only {received_bytes} bytes of the body came in time; send at least {LEAST_BYTES_PER_S} bytes a second."
+            f"Only {counted(received_bytes, 'byte')} of the body came in time; send at least "
+            f"{LEAST_BYTES_PER_S} bytes a second."
         ) from error
 
 

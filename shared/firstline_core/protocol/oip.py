@@ -31,6 +31,7 @@ from firstline_core.protocol import parameters as params
 from firstline_core.protocol.limits import DEFAULT_LIMITS, Limits
 from firstline_core.protocol.tensors import shown
 from firstline_core.telemetry.trace import restored
+from firstline_core.telemetry.wording import counted
 from firstline_core.types import (
     DATATYPES,
     TRACEPARENT,
@@ -258,7 +259,8 @@ def check_rows(inputs: Sequence[DescribedTensor], limits: Limits) -> None:
             )
         if shape[0] != first.shape[0]:
             raise errors.InvalidTensorError(
-                f"Input {shown(tensor.name)} has {shape[0]} rows, but {shown(first.name)} has {first.shape[0]}; all "
+                f"Input {shown(tensor.name)} has {counted(shape[0], 'row')}, but "
+                f"{shown(first.name)} has {first.shape[0]}; all "
                 "inputs share the first axis."
             )
 
@@ -476,8 +478,8 @@ def decode_tensors(key: str, listed: Iterable[DescribedTensor], tail: memoryview
         decoded[described.name] = Tensor(described.name, array)
     if tail is not None and offset != len(tail):
         raise errors.InvalidTensorError(
-            f"{len(tail) - offset} bytes follow the last binary tensor; the 'binary_data_size' of all "
-            f"{key} must add up to the {len(tail)} bytes after the JSON header."
+            f"The body has {counted(len(tail) - offset, 'byte')} after the last binary tensor; the 'binary_data_size' "
+            f"of all {key} must add up to the {len(tail)} bytes after the JSON header."
         )
     return tuple(decoded.values())
 

@@ -18,6 +18,7 @@ import numpy as np
 
 from firstline_core.errors import InvalidTensorError, PayloadTooLargeError
 from firstline_core.protocol.limits import Limits
+from firstline_core.telemetry.wording import counted
 from firstline_core.types import DATATYPES, Array, Tensor, all_finite, object_array
 
 # JSON types by numpy kind. Python's bool is an int, so types are compared exactly.
@@ -134,7 +135,7 @@ def from_binary(where: str, datatype: str, shape: tuple[int, ...], raw: memoryvi
         return object_array(_split_elements(where, count, raw)).reshape(shape)
     if raw.nbytes != count * dtype.itemsize:
         raise InvalidTensorError(
-            f"{where} has {raw.nbytes} bytes of binary data; shape {list(shape)} of {datatype} needs "
+            f"{where} has {counted(raw.nbytes, 'byte')} of binary data; shape {list(shape)} of {datatype} needs "
             f"{count * dtype.itemsize}."
         )
     if dtype.kind == "b" and count and np.frombuffer(raw, np.uint8).max() > 1:
@@ -231,7 +232,8 @@ def _floats(where: str, datatype: str, flat: list[float]) -> Array:
 def _split_elements(where: str, count: int, raw: memoryview) -> list[bytes]:
     if count * 4 > raw.nbytes:
         raise InvalidTensorError(
-            f"{where} has {raw.nbytes} bytes of binary data; its {count} BYTES elements need a 4-byte length each."
+            f"{where} has {counted(raw.nbytes, 'byte')} of binary data; its {count} BYTES elements "
+            "need a 4-byte length each."
         )
     elements: list[bytes] = []
     offset = 0
@@ -247,7 +249,7 @@ def _split_elements(where: str, count: int, raw: memoryview) -> list[bytes]:
         offset = end
     if offset != raw.nbytes:
         raise InvalidTensorError(
-            f"{where} has {raw.nbytes - offset} bytes after its last BYTES element; its shape says {count} "
+            f"{where} has {counted(raw.nbytes - offset, 'byte')} after its last BYTES element; its shape says {count} "
             f"element{'s' * (count != 1)}."
         )
     return elements

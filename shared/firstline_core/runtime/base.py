@@ -8,6 +8,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from firstline_core.errors import InvalidTensorError, ModelLoadError, about, did_you_mean
+from firstline_core.telemetry.wording import counted
 from firstline_core.types import Array, TensorSpec
 
 LOOP_LIMIT_S = 0.001
@@ -122,7 +123,9 @@ def check_feeds(feeds: Feeds, inputs: Sequence[TensorSpec]) -> None:
         if shape[0] == 0:
             raise InvalidTensorError(f"Model input '{spec.name}' was fed no rows.")
         if rows is not None and shape[0] != rows:
-            raise InvalidTensorError(f"Model input '{spec.name}' was fed {shape[0]} rows and another input {rows}.")
+            raise InvalidTensorError(
+                f"Model input '{spec.name}' was fed {counted(shape[0], 'row')} and another input {rows}."
+            )
         rows = shape[0]
 
 

@@ -21,6 +21,7 @@ from firstline_core.processing.standardize import OBSERVED
 from firstline_core.tasks.arrays import LABEL, some_labelled
 from firstline_core.tasks.base import ConfiguredTask, ModelOutputs, Postprocess, Prediction, Scores
 from firstline_core.tasks.view import WHOLE, View
+from firstline_core.telemetry.wording import counted
 from firstline_core.types import Array, Arrays, TensorSpec, row_count
 from firstline_core.units import DAY_S
 
@@ -107,7 +108,8 @@ class Anomaly(ConfiguredTask, frozen=True, tag="anomaly"):
             found = to_score(output)
             if found.shape != (row_count(rows), 1):
                 raise InferenceError(
-                    f"{model.what} gave {list(found.shape)} for {row_count(rows)} rows, but an anomaly has one score; "
+                    f"{model.what} gave {list(found.shape)} for {counted(row_count(rows), 'row')}, "
+                    "but an anomaly has one score; "
                     "select it with columns."
                 )
             score = found[:, 0]

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from firstline_core.errors import ConfigError, InferenceError
+from firstline_core.telemetry.wording import counted
 from firstline_core.types import DATATYPES, Array, Arrays, TensorSpec, all_finite, row_count
 
 LABEL = "label"
@@ -43,7 +44,7 @@ def shaped(found: Array, spec: TensorSpec, rows: int, what: str) -> Array:
         raise InferenceError(f"{what} gave '{spec.name}' as {found.dtype}, but the bundle declares {spec.datatype}.")
     if found.shape != shape and (found.size != np.prod(shape) or found.shape[:1] != (rows,)):
         raise InferenceError(
-            f"{what} gave '{spec.name}' {list(found.shape)} for {rows} rows, but the bundle declares "
+            f"{what} gave '{spec.name}' {list(found.shape)} for {counted(rows, 'row')}, but the bundle declares "
             f"{list(spec.shape)}."
         )
     with np.errstate(over="ignore"):  # the check of the values finds infinity

@@ -22,6 +22,7 @@ from firstline_core.processing.steps import PostStep, Softmax, shows_logits
 from firstline_core.tasks.arrays import LABEL, some_labelled
 from firstline_core.tasks.base import ConfiguredTask, DeclaredOutputs, ModelOutputs, Postprocess, Prediction, Scores
 from firstline_core.tasks.view import WHOLE, View
+from firstline_core.telemetry.wording import counted
 from firstline_core.types import PROBABILITIES, Array, Arrays, TensorSpec
 
 Probabilities = NDArray[np.float32]
@@ -123,7 +124,8 @@ class Classification(ConfiguredTask, frozen=True, tag="classification"):
             probabilities, count = to_probabilities(raw[name]), len(next(iter(rows.values())))
             if probabilities.shape != (count, labels):
                 raise InferenceError(
-                    f"{model.what} gave {list(probabilities.shape)} for {count} rows, but the bundle has {labels} "
+                    f"{model.what} gave {list(probabilities.shape)} for {counted(count, 'row')}, "
+                    f"but the bundle has {labels} "
                     "labels; correct the labels, the output's name or the label offset."
                 )
             evidence = {} if to_logits is None else {LOGITS: to_logits(raw[name])}

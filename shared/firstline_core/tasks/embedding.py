@@ -21,6 +21,7 @@ from firstline_core.processing.steps import Columns, Gallery, Graph, Positive, P
 from firstline_core.tasks.arrays import LABEL, UNLABELLED, labelled_rows, nested, not_finite
 from firstline_core.tasks.base import ConfiguredTask, ModelOutputs, Postprocess, Prediction, Scores
 from firstline_core.tasks.view import WHOLE, View
+from firstline_core.telemetry.wording import counted
 from firstline_core.types import Array, Arrays, TensorSpec, row_count
 
 EMBEDDING, NEIGHBOUR, SIMILARITY = "embedding", "neighbour", "similarity"
@@ -116,7 +117,8 @@ class Embedding(ConfiguredTask, frozen=True, tag="embedding"):
             found, count = to_embedding(raw[name]), row_count(rows)
             if len(found) != count or found.shape[1] > self.size:
                 raise InferenceError(
-                    f"{model.what} gave {list(found.shape)} for {count} rows, but embeddings have {self.size} columns."
+                    f"{model.what} gave {list(found.shape)} for {counted(count, 'row')}, but "
+                    f"embeddings have {self.size} columns."
                 )
             outputs: dict[str, Array] = {EMBEDDING: np.pad(found, ((0, 0), (0, self.size - found.shape[1])))}
             if rows_of_gallery is None:

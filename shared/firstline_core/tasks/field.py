@@ -16,6 +16,7 @@ import numpy as np
 
 from firstline_core.tasks.base import Scores, Task, event_names
 from firstline_core.telemetry.logs import logger
+from firstline_core.telemetry.wording import counted
 from firstline_core.types import Arrays, row_count
 
 log = logger(__name__)
@@ -40,7 +41,7 @@ def field_losses(task: Task, edge: Arrays, full: Arrays) -> Scores:
     def losses() -> Scores:
         found = np.asarray(task.loss(edge, full), np.float32)
         if found.shape != (rows,):
-            raise ValueError(f"the loss of {rows} rows has the shape {list(found.shape)}")
+            raise ValueError(f"the loss of {counted(rows, 'row')} has the shape {list(found.shape)}")
         return np.clip(np.nan_to_num(found, nan=1.0), 0, 1)
 
     return _or_else(task, losses, np.ones(rows, np.float32))

@@ -22,6 +22,7 @@ from firstline_core.processing.steps import Columns, Graph, PostStep, Sigmoid, S
 from firstline_core.tasks.arrays import labelled_rows, nested, some_labelled
 from firstline_core.tasks.base import ConfiguredTask, ModelOutputs, Postprocess, Prediction, Scores
 from firstline_core.tasks.view import WHOLE, View
+from firstline_core.telemetry.wording import counted
 from firstline_core.types import Arrays, TensorSpec, all_finite, row_count
 
 VALUES, SCALE, SPREAD = "values", "scale", "spread"
@@ -234,7 +235,8 @@ class Regression(ConfiguredTask, frozen=True, tag="regression"):
 def _shaped(found: NDArray[np.float32], shape: tuple[int, int], name: str, what: str) -> NDArray[np.float32]:
     if found.shape != shape:
         raise InferenceError(
-            f"{what} gave {name} {list(found.shape)} for {shape[0]} rows, but the bundle has {shape[1]} values; "
+            f"{what} gave {name} {list(found.shape)} for {counted(shape[0], 'row')}, but the bundle "
+            f"has {shape[1]} values; "
             "correct the names of the values, the output's name or columns."
         )
     return found

@@ -36,6 +36,7 @@ from firstline_core.processing.steps import Argmax, Binary, ClassMap, ClassScore
 from firstline_core.tasks.base import ConfiguredTask, Misses, ModelOutputs, Postprocess, Prediction, Scores
 from firstline_core.tasks.drawing import COLOURS, write
 from firstline_core.tasks.view import WHOLE, View
+from firstline_core.telemetry.wording import counted
 from firstline_core.types import Array, Arrays, Share, TensorSpec
 
 if TYPE_CHECKING:
@@ -152,7 +153,7 @@ class Segmentation(ConfiguredTask, frozen=True, tag="segmentation"):
             shares = to_shares(raw[name]) if to_shares is not None else None
             classes = class_map_of(raw[name], model.what) if shares is None else shares.argmax(axis=-1)
             if len(classes) != len(places):
-                raise InferenceError(f"{model.what} gave {len(classes)} maps for {len(places)} rows.")
+                raise InferenceError(f"{model.what} gave {len(classes)} maps for {counted(len(places), 'row')}.")
             classes = to_labels(classes, table, len(self.labels), model.what)
             masks = [to_frame(one, place, size, self.frame) for one, place in zip(classes, places, strict=True)]
             evidence: dict[str, Array] = {}

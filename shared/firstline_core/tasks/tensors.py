@@ -21,6 +21,7 @@ from firstline_core.runtime.base import RowByRow
 from firstline_core.runtime.onnx import OnnxRuntime
 from firstline_core.tasks.arrays import numbers_of, zeros
 from firstline_core.tasks.base import ConfiguredTask, ModelOutputs, Postprocess, Scores
+from firstline_core.telemetry.wording import counted
 from firstline_core.types import Arrays, TensorSpec, row_count
 
 EDGE, FULL = "edge/", "full/"
@@ -159,5 +160,5 @@ def _graph_losses(graph: RowByRow, edge: Arrays, full: Arrays) -> Scores:
         raise InferenceError(f"it has an input '{unknown[0]}', but the outputs are {', '.join(feeds)}.")
     found = np.asarray(next(iter(graph.run({name: feeds[name] for name in wanted}).values())))
     if found.size != rows:
-        raise InferenceError(f"it gives {found.size} numbers for {rows} rows.")
+        raise InferenceError(f"it gives {found.size} numbers for {counted(rows, 'row')}.")
     return found.reshape(rows).astype(np.float32)

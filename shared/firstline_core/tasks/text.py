@@ -21,6 +21,7 @@ from firstline_core.processing.ctc import compile_ctc
 from firstline_core.processing.steps import Confidence, Ctc, PostStep, Softmax
 from firstline_core.tasks.base import ConfiguredTask, ModelOutputs, Postprocess, Prediction, Scores
 from firstline_core.tasks.view import WHOLE, View
+from firstline_core.telemetry.wording import counted
 from firstline_core.types import Array, Arrays, TensorSpec, object_array, row_count
 
 TEXT = "text"
@@ -253,7 +254,8 @@ def _strings(output: Array, rows: int, what: str) -> tuple[Array, Arrays]:
     """Returns the strings of a model that gives one for each row."""
     if not output.dtype.hasobject or output.size != rows:
         raise InferenceError(
-            f"{what} gave {output.dtype} {list(output.shape)} for {rows} rows in place of a string each; add ctc to "
+            f"{what} gave {output.dtype} {list(output.shape)} for {counted(rows, 'row')} in place "
+            "of a string each; add ctc to "
             "its postprocessing, or name the output of the text."
         )
     return object_array([text.encode() if isinstance(text, str) else text for text in output.reshape(-1)]), {}
@@ -261,7 +263,9 @@ def _strings(output: Array, rows: int, what: str) -> tuple[Array, Arrays]:
 
 def _token_probabilities(output: Array, rows: int, what: str) -> Arrays:
     if output.dtype.kind != "f" or output.shape[:1] != (rows,):
-        raise InferenceError(f"{what} gave {output.dtype} {list(output.shape)} as probabilities of {rows} rows.")
+        raise InferenceError(
+            f"{what} gave {output.dtype} {list(output.shape)} as probabilities of {counted(rows, 'row')}."
+        )
     values = output.reshape(rows, -1).astype(np.float64)
     if np.isnan(values).any() or values.max(initial=0) > 1 + _LEAST:
         raise InferenceError(f"{what} gave NaN, or probabilities above 1; name the output with the probabilities.")

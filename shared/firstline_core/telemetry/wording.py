@@ -11,7 +11,7 @@ _PLAIN = {
     "a valid number": "a number",
 }
 _LAST_S = 253_402_300_799.0  # the end of the year 9999, after which `datetime` has no times
-_UNITS = ((86_400.0, "days"), (3600.0, "hours"), (60.0, "minutes"))
+_UNITS = ((86_400.0, "day"), (3600.0, "hour"), (60.0, "minute"))
 
 
 def counted(number: int, thing: str, things: str = "") -> str:
@@ -34,8 +34,8 @@ def wanted_value(text: str) -> str:
 
 def duration_text(seconds: float) -> str:
     """Returns a duration in the largest unit of which there are at least two: "3 days", "90 minutes"."""
-    unit_s, unit = next(((unit_s, unit) for unit_s, unit in _UNITS if seconds >= 2 * unit_s), (1.0, "seconds"))
-    return f"{seconds / unit_s:.0f} {unit}"
+    unit_s, unit = next(((unit_s, unit) for unit_s, unit in _UNITS if seconds >= 2 * unit_s), (1.0, "second"))
+    return counted(round(seconds / unit_s), unit)
 
 
 def time_text(wall_s: float) -> str:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -116,6 +117,35 @@ def test_output_that_cannot_be_written_is_no_traceback(tmp_path: Path, line: str
     assert "Traceback" not in found.stderr and "Exception ignored" not in found.stderr
     if code:
         assert "No space left on device. Free some space" in found.stderr
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "firstline_edge doctor --config edge.toml",
+        "firstline_edge purge --config edge.toml",
+        "firstline_gateway ca init --config gateway.toml",
+        "firstline_gateway check --config gateway.toml",
+        "firstline_gateway key list --config gateway.toml",
+    ],
+)
+def test_every_family_of_commands_fails_if_the_disk_refuses_its_output(
+    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package, *arguments = line.split()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    (tmp_path / "edge.toml").write_text('[agent]\nstate_dir = "state"\n')
+    (tmp_path / "gateway.toml").write_text('[store]\nurl = "sqlite:///gateway.db"\n[models]\ndirectory = "."\n')
+    monkeypatch.setattr(sys, "argv", [package, *arguments])
+    with Path("/dev/full").open("w") as full, (tmp_path / "said").open("w+") as said:
+        monkeypatch.setattr(sys, "stdout", full)
+        monkeypatch.setattr(sys, "stderr", said)
+        try:
+            code = import_module(f"{package}.__main__").main()
+        except SystemExit as ended:
+            code = ended.code
+    assert (code, "No space left on device. Free some space" in (tmp_path / "said").read_text()) == (1, True)
 
 
 @pytest.mark.parametrize(

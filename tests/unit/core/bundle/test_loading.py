@@ -226,7 +226,7 @@ def test_rows_of_a_wrong_shape_never_join_a_batch(tmp_path: Path) -> None:
 
 def test_the_first_run_detects_a_wrong_label_file(tmp_path: Path) -> None:
     loaded = load_edge(colour_bundle(tmp_path, labels=("red", "green"), resize=False, size="side"), OPTIONS)
-    with pytest.raises(InferenceError, match=r"gave \[1, 3\] for 1 rows, but the bundle has 2 labels"):
+    with pytest.raises(InferenceError, match=r"gave \[1, 3\] for 1 row, but the bundle has 2 labels"):
         loaded.predict(by_name(images(encode(solid(0)))))
 
 
@@ -256,7 +256,7 @@ def test_a_label_offset_applies_to_logits(tmp_path: Path) -> None:
 @pytest.mark.parametrize("resize", [True, False])
 def test_a_wrong_label_file_is_refused_at_load(tmp_path: Path, resize: bool) -> None:
     bundle = colour_bundle(tmp_path, labels=("red", "green"), resize=resize)
-    with pytest.raises(ModelLoadError, match=r"gave \[1, 3\] for 1 rows, but the bundle has 2 labels"):
+    with pytest.raises(ModelLoadError, match=r"gave \[1, 3\] for 1 row, but the bundle has 2 labels"):
         load_edge(bundle, OPTIONS)
 
 

@@ -211,7 +211,7 @@ class TestRequest:
             decode_request("m", TRITON_BINARY, length)
 
     def test_the_binary_part_is_used_up_exactly(self) -> None:
-        with pytest.raises(InvalidTensorError, match="1 bytes follow the last binary tensor"):
+        with pytest.raises(InvalidTensorError, match="1 byte after the last binary tensor"):
             decode_request("m", TRITON_BINARY + b"\0", len(TRITON_BINARY_HEADER))
         with pytest.raises(InvalidTensorError, match="'image' has 'binary_data_size' 10, but 9 bytes are left"):
             decode_request("m", TRITON_BINARY[:-1], len(TRITON_BINARY_HEADER))

@@ -62,7 +62,7 @@ def test_data_of_another_shape(data: Any) -> None:
         ("BYTES", b"\x01\0\0\0a\x01\0\0\0", "ends inside BYTES element 1"),
         ("BYTES", b"\xff\xff\xff\xff\0\0\0\0", "ends inside BYTES element 0"),
         ("BYTES", b"\x02\0\0\0ab\0\0\0", "ends inside BYTES element 1"),
-        ("BYTES", b"\0" * 9, "1 bytes after its last BYTES element"),
+        ("BYTES", b"\0" * 9, "1 byte after its last BYTES element"),
     ],
 )
 def test_raw_bytes_that_do_not_fit(datatype: str, raw: bytes, says: str) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from firstline_core.telemetry.wording import rounded, time_text
+from firstline_core.telemetry.wording import duration_text, rounded, time_text
 
 
 @pytest.mark.parametrize(
@@ -15,3 +15,10 @@ def test_large_numbers_have_no_exponent(value: float, text: str) -> None:
 def test_a_time_after_the_last_year_is_shown() -> None:
     """A brake may end at any time up to 1e12 s."""
     assert time_text(1e12) == "9999-12-31 23:59 UTC"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(1.0, "1 second"), (119.0, "119 seconds"), (120.0, "2 minutes"), (172_800.0, "2 days")]
+)
+def test_a_duration_has_the_number_of_its_noun(seconds: float, text: str) -> None:
+    assert duration_text(seconds) == text

@@ -211,7 +211,7 @@ class TestTheFarSide:
             (lambda r: replace(r, id=new_request_id()), "It answers request"),
             (lambda r: replace(r, answer=replace(r.answer, status=Status.PROVISIONAL)), "not final"),
             (lambda r: with_probabilities(r, [[np.inf, 1]]), "has NaN or infinity"),
-            (lambda r: with_probabilities(r, np.ones((2, 2))), "for 1 rows"),
+            (lambda r: with_probabilities(r, np.ones((2, 2))), "for 1 row"),
         ],
     )
     async def test_a_wrong_answer_is_not_passed_on(

@@ -256,8 +256,8 @@ def test_status_as_text() -> None:
         "link    http http://g: down. Refused.",
         "link    mqtt b:1883: refused. Unknown token.",
         "link    mqtt-2 c:1883: unknown",
-        "link    http-2 http://i: up, 30 ms (95 %: 48), 12 of them in the gateway, for a request of 1000 bytes, "
-        "sent after 2500 bytes of other requests",
+        "link    http-2 http://i: up, 30 ms (95 %: 48), 12 of them in the gateway, for a request of 1,000 bytes, "
+        "sent after 2,500 bytes of other requests",
         "outbox  2 corrections to come, 10 bytes",
         "cache   1 result in memory, 5 bytes",
     ]

@@ -171,7 +171,7 @@ def _another_row(answer: InferResponse) -> InferResponse:
 @pytest.mark.parametrize("client_id", ["", "mine"])
 @pytest.mark.parametrize(
     ("change", "said"),
-    [(_another_id, "request 'another', not to"), (_another_row, r"the shape \[2\], but the request has 1 rows")],
+    [(_another_id, "request 'another', not to"), (_another_row, r"the shape \[2\], but the request has 1 row")],
 )
 async def test_another_requests_answer_is_refused_with_its_connection(
     server: Doubler, change: Change, said: str, client_id: str
