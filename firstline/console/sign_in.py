@@ -147,6 +147,8 @@ class SignInRoutes:
                 await _prepare(provider)
                 options = _expected_claims(self._accounts.oidc)
                 token = await provider.authorize_access_token(request, claims_options=options)
+            if "id_token" not in token:  # then Authlib has verified nothing, `userinfo` included
+                raise LookupError("it sent no ID token; check that it speaks OpenID Connect")
         except Exception as error:  # noqa: BLE001 (whatever the provider answers)
             sentence = f"The identity provider did not let you in: {_reason(error)}."[:200]
             await self._noted(SignIn("", "oidc", address, sentence))

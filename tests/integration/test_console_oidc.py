@@ -160,6 +160,17 @@ async def test_an_unsigned_token_is_refused_although_the_provider_lists_it(
     assert refused.status_code == 401 and COOKIE not in visitor.console.cookies
 
 
+async def test_claims_outside_a_token_are_not_believed(liar: LyingProvider, visitor: Browser) -> None:
+    eve = {"email": "eve@example.org", "email_verified": True, "groups": ["fleet"]}
+    liar.answer = {"id_token": None, "userinfo": eve}
+    refused = await visitor.console.get(await visitor.sign_in("eve"))
+    assert refused.status_code == 401 and COOKIE not in visitor.console.cookies
+    assert "it sent no ID token" in visitor.noted[0].refused
+    liar.answer = {"userinfo": eve}
+    assert (await visitor.console.get(await visitor.sign_in("eve"))).status_code == 303
+    assert visitor.noted[1].person == "anna@example.org"
+
+
 async def test_a_provider_that_is_silent_is_named(
     liar: LyingProvider, visitor: Browser, monkeypatch: pytest.MonkeyPatch
 ) -> None:

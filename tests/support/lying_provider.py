@@ -23,6 +23,7 @@ class LyingProvider:
         metadata: members that replace those of its configuration; None removes one.
         claims: those that replace the claims of a token; None removes one.
         header: of a token.
+        answer: members that replace those of the answer with the token; None removes one.
         before: called before its configuration is sent.
     """
 
@@ -32,6 +33,7 @@ class LyingProvider:
         self.metadata: dict[str, Any] = {}
         self.claims: dict[str, Any] = {}
         self.header: dict[str, Any] = {"alg": "RS256", "kid": "first"}
+        self.answer: dict[str, Any] = {}
         self.before: Callable[[], object] = lambda: None
         self._visits: list[Mapping[str, str]] = []
 
@@ -60,7 +62,7 @@ class LyingProvider:
             token = ".".join((_base64(self.header), _base64(signed), ""))
         else:
             token = jwt.encode(self.header, signed, self.key)
-        return {"access_token": "x", "token_type": "Bearer", "id_token": token}
+        return _replaced({"access_token": "x", "token_type": "Bearer", "id_token": token}, self.answer)
 
 
 def _base64(document: object) -> str:
