@@ -77,9 +77,9 @@ REAL = {
     ),
     "MLPerf Tiny and PyTorch": Case(
         "cifar10-cascade/models/mlperf_resnet8_int8.tflite",
-        "cifar10-cascade/models/resnet56_cifar10.onnx",
+        "cifar10-cascade/models/resnet20_cifar10.onnx",
         "cifar10-cascade/dev/images.zip",
-        256,
+        128,
         {"edge": (f"{CIFAR}scale:0:1", ""), "full": (f"{CIFAR}{IMAGENET}", "softmax")},
     ),
     "MLPerf Tiny in floating point and PyTorch": Case(
