@@ -66,6 +66,15 @@ REVISION = (_C.revision + _BRAKES).label("revision")
 """The revision of a device's desired document: each change of the document or of the brake is a new one."""
 # In the statement that reads `REVISION`, so that a document has the brake of its revision.
 _BRAKE = sa.select(BRAKE.c.brake).scalar_subquery().label("brake")
+# Statements of each message, which take longer to build than to run.
+_DEVICE: sa.BindParameter[str] = sa.bindparam("device")
+_NUMBER = sa.bindparam("number", type_=sa.BigInteger())
+_UPDATE = sa.update(DEVICES).where(_C.name == _DEVICE)
+_UPDATE_OLDER = _UPDATE.where(_C.sequence < _NUMBER)
+_SESSIONS = sa.select(_C.session, _C.earlier_sessions, _C.first_seen_s).where(_C.name == _DEVICE).with_for_update()
+_DIFFERING_REVISION = sa.select(REVISION).where(
+    _C.name == _DEVICE, sa.or_(_NUMBER > REVISION, _C.revision + _C.lead > _NUMBER)
+)
 _DAMAGED_BRAKE = Brake(
     0.0, "The stored limit on escalations is damaged: set it with `firstline fleet brake`, or `firstline fleet lift`."
 )
@@ -118,9 +127,7 @@ def mark_seen(connection: sa.Connection, name: str, session: str, now_s: float, 
         Whether this is its latest process; a message of an earlier one is late and must be ignored.
     """
     _ensure(connection, name, now_s if accept else None)
-    row = connection.execute(
-        sa.select(_C.session, _C.earlier_sessions, _C.first_seen_s).where(_C.name == name).with_for_update()
-    ).one()
+    row = connection.execute(_SESSIONS, {"device": name}).one()
     earlier = row.earlier_sessions
     if session in earlier:
         return False
@@ -130,7 +137,7 @@ def mark_seen(connection: sa.Connection, name: str, session: str, now_s: float, 
     if session and session != row.session:
         earlier = [*earlier, row.session][-_EARLIER:] if row.session else earlier
         values |= {"session": session, "sequence": -1, "earlier_sessions": earlier}
-    connection.execute(sa.update(DEVICES).where(_C.name == name).values(**values))
+    connection.execute(_UPDATE, {"device": name} | values)
     return True
 
 
@@ -149,12 +156,10 @@ def report(connection: sa.Connection, name: str, reported: Reported, now_s: floa
     """
     if not mark_seen(connection, name, reported.session, now_s, accept=accept):
         return False
-    newer = (_C.name == name, _C.sequence < reported.sequence)
     values = {"sequence": reported.sequence, "reported": reported, "agent_version": reported.agent_version}
-    if connection.execute(sa.update(DEVICES).where(*newer).values(**values)).rowcount == 0:
+    if connection.execute(_UPDATE_OLDER, {"device": name, "number": reported.sequence} | values).rowcount == 0:
         return False
-    differs = sa.or_(reported.revision > REVISION, _C.revision + _C.lead > reported.revision)
-    revision = connection.execute(sa.select(REVISION).where(_C.name == name, differs)).scalar()
+    revision = connection.execute(_DIFFERING_REVISION, {"device": name, "number": reported.revision}).scalar()
     if revision is None or reported.revision >= _REVISION_LIMIT:
         return True
     missing = reported.revision + 1 - revision if revision < reported.revision else 0

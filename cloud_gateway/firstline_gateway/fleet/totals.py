@@ -74,6 +74,7 @@ HISTORY = sa.Table(
     sa.Column("totals", JsonColumn(Totals), nullable=False),
 )
 """One copy of the totals per hour, for the time before a rollout."""
+_STORED = sa.select(COUNTS).where(COUNTS.c.device == sa.bindparam("name")).with_for_update()
 
 
 class Counted(Struct, frozen=True):
@@ -180,7 +181,7 @@ def _less(after: tuple[int, ...], before: tuple[int, ...]) -> tuple[int, ...]:
 
 def count(connection: sa.Connection, device: str, report: Telemetry, now_s: float) -> Counted | None:
     """Adds a report to a device's totals; returns None if a newer report was added before."""
-    stored = connection.execute(sa.select(COUNTS).where(COUNTS.c.device == device).with_for_update()).first()
+    stored = connection.execute(_STORED, {"name": device}).first()
     before, totals = None, Totals()
     if stored is not None:
         totals = stored.totals

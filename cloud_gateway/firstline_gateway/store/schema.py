@@ -5,7 +5,8 @@ The tables describe the schema after the newest migration; `store/migrations` cr
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from itertools import islice
 from typing import Any, TypeVar, cast
 
@@ -55,7 +56,12 @@ class JsonColumn(TypeDecorator[Any]):
 
 def insert(connection: Connection, table: Table) -> sqlite.Insert:
     """Returns an INSERT that can handle a row that exists already."""
-    if connection.dialect.name == "postgresql":
+    return _insert(connection.dialect.name, table)
+
+
+@cache  # it takes longer to build such a statement than to run it
+def _insert(dialect: str, table: Table) -> sqlite.Insert:
+    if dialect == "postgresql":
         from sqlalchemy.dialects import postgresql  # imported already by an engine of this dialect
 
         return cast(sqlite.Insert, postgresql.insert(table))  # the same methods
@@ -65,7 +71,7 @@ def insert(connection: Connection, table: Table) -> sqlite.Insert:
 def insert_missing(connection: Connection, table: Table, *rows: Mapping[str, Any]) -> None:
     """Inserts rows; those that exist already stay as they are."""
     if rows:
-        connection.execute(insert(connection, table).on_conflict_do_nothing(), rows)
+        connection.execute(_insert_or_replace(connection.dialect.name, table, (), frozenset()), rows)
 
 
 def upsert(connection: Connection, table: Table, *rows: Mapping[str, Any], summed: Collection[str] = ()) -> None:
@@ -77,15 +83,20 @@ def upsert(connection: Connection, table: Table, *rows: Mapping[str, Any], summe
         rows: all with the same columns.
         summed: columns whose values are added to those of a row that exists.
     """
-    if not rows:
-        return
-    added, keys = insert(connection, table), [column.name for column in table.primary_key]
+    if rows:
+        found = _insert_or_replace(connection.dialect.name, table, tuple(rows[0]), frozenset(summed))
+        connection.execute(found, rows)
+
+
+@cache
+def _insert_or_replace(dialect: str, table: Table, names: Sequence[str], summed: Collection[str]) -> sqlite.Insert:
+    added, keys = _insert(dialect, table), [column.name for column in table.primary_key]
     values = {
         name: table.c[name] + added.excluded[name] if name in summed else added.excluded[name]
-        for name in rows[0]
+        for name in names
         if name not in keys
     }
-    connection.execute(added.on_conflict_do_update(index_elements=keys, set_=values), rows)
+    return added.on_conflict_do_update(index_elements=keys, set_=values) if values else added.on_conflict_do_nothing()
 
 
 def batched(names: Iterable[_T]) -> Iterator[list[_T]]:

@@ -1,8 +1,8 @@
 """API keys in the store, on both databases."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -21,24 +21,23 @@ from firstline_gateway.tables import open_database
 
 NOW_S = 1_800_000_000.0
 
-OpenGatekeeper = Callable[..., Gatekeeper]
+_readers: list[Readers] = []
 
 
-@pytest.fixture
-def open_gatekeeper() -> Iterator[OpenGatekeeper]:
-    with ExitStack() as opened:
-
-        def open_it(database: Database, clock: SimulatedClock | None = None) -> Gatekeeper:
-            clock, readers = clock or SimulatedClock(wall_start_s=NOW_S), Readers(database)
-            opened.callback(readers.close)
-            return Gatekeeper(readers, AuthorityFolder(Path("absent"), clock), refresh_s=1, grace_s=0, clock=clock)
-
-        yield open_it
+@pytest.fixture(autouse=True)
+def _readers_end() -> Iterator[None]:
+    yield
+    while _readers:
+        _readers.pop().close()
 
 
-async def test_a_key_is_found_by_its_text_which_is_never_stored(
-    database: Database, open_gatekeeper: OpenGatekeeper
-) -> None:
+def open_gatekeeper(database: Database, clock: SimulatedClock | None = None) -> Gatekeeper:
+    clock = clock or SimulatedClock(wall_start_s=NOW_S)
+    _readers.append(Readers(database))
+    return Gatekeeper(_readers[-1], AuthorityFolder(Path("absent"), clock), refresh_s=1, grace_s=0, clock=clock)
+
+
+async def test_a_key_is_found_by_its_text_which_is_never_stored(database: Database) -> None:
     with database.begin() as on:
         text = keys.create_key(on, "shop", ("fleet", "infer"), now_s=NOW_S)
     assert len(text) == len("flk_") + 43
@@ -50,7 +49,7 @@ async def test_a_key_is_found_by_its_text_which_is_never_stored(
     assert row.scopes == "infer fleet"
 
 
-async def test_any_other_text_finds_no_key(database: Database, open_gatekeeper: OpenGatekeeper) -> None:
+async def test_any_other_text_finds_no_key(database: Database) -> None:
     with database.begin() as on:
         text = keys.create_key(on, "shop", ("infer",), now_s=NOW_S)
     gatekeeper = open_gatekeeper(database)
@@ -59,9 +58,7 @@ async def test_any_other_text_finds_no_key(database: Database, open_gatekeeper: 
             await gatekeeper.authenticate_key(wrong)
 
 
-async def test_a_running_gateway_sees_new_keys_at_once_and_revoked_ones_soon(
-    database: Database, open_gatekeeper: OpenGatekeeper
-) -> None:
+async def test_a_running_gateway_sees_new_keys_at_once_and_revoked_ones_soon(database: Database) -> None:
     gatekeeper = open_gatekeeper(database)
     with database.begin() as on:
         text = keys.create_key(on, "shop", ("infer",), now_s=NOW_S)
@@ -75,7 +72,7 @@ async def test_a_running_gateway_sees_new_keys_at_once_and_revoked_ones_soon(
         assert keys.create_key(on, "shop", ("infer",), now_s=NOW_S) != text, "the name is free again"
 
 
-async def test_a_key_expires(database: Database, open_gatekeeper: OpenGatekeeper) -> None:
+async def test_a_key_expires(database: Database) -> None:
     clock = SimulatedClock(wall_start_s=NOW_S)
     with database.begin() as on:
         text = keys.create_key(on, "shop", ("infer",), now_s=NOW_S, expires_s=NOW_S + 10)
@@ -87,9 +84,7 @@ async def test_a_key_expires(database: Database, open_gatekeeper: OpenGatekeeper
 
 
 @pytest.mark.parametrize("column", ["expires_s", "requests_per_s", "revoked_s"])
-async def test_a_damaged_key_refuses_no_others(
-    tmp_path: Path, open_gatekeeper: OpenGatekeeper, column: str, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_damaged_key_refuses_no_others(tmp_path: Path, column: str, caplog: pytest.LogCaptureFixture) -> None:
     with closing(open_database(sqlite_store(tmp_path))) as database:
         with database.begin() as on:
             damaged, whole = (keys.create_key(on, name, ("infer",), now_s=NOW_S) for name in ("shop", "kiosk"))
@@ -102,7 +97,7 @@ async def test_a_damaged_key_refuses_no_others(
     assert "credential damaged" in caplog.text and "shop" in caplog.text
 
 
-async def test_a_damaged_key_can_be_revoked_while_gateways_run(tmp_path: Path, open_gatekeeper: OpenGatekeeper) -> None:
+async def test_a_damaged_key_can_be_revoked_while_gateways_run(tmp_path: Path) -> None:
     with closing(open_database(sqlite_store(tmp_path))) as database:
         with database.begin() as on:
             text = keys.create_key(on, "shop", ("infer",), now_s=NOW_S)
@@ -114,9 +109,7 @@ async def test_a_damaged_key_can_be_revoked_while_gateways_run(tmp_path: Path, o
         assert not gatekeeper.holds(text)
 
 
-def test_a_damaged_certificate_stays_on_the_list_of_revoked_ones(
-    tmp_path: Path, open_gatekeeper: OpenGatekeeper
-) -> None:
+def test_a_damaged_certificate_stays_on_the_list_of_revoked_ones(tmp_path: Path) -> None:
     with closing(open_database(sqlite_store(tmp_path))) as database:
         with database.begin() as on:
             row = {"serial": "0a", "device": "cam", "issued_s": NOW_S, "revoked_s": NOW_S, "changed": 1}
@@ -129,9 +122,7 @@ def test_a_damaged_certificate_stays_on_the_list_of_revoked_ones(
         assert not credentials.admits("cam", NOW_S)
 
 
-def test_a_device_with_a_damaged_time_of_revocation_stays_revoked(
-    tmp_path: Path, open_gatekeeper: OpenGatekeeper
-) -> None:
+def test_a_device_with_a_damaged_time_of_revocation_stays_revoked(tmp_path: Path) -> None:
     with closing(open_database(sqlite_store(tmp_path))) as database:
         with database.begin() as on:
             on.execute(insert(DEVICES).values(name="cam", enrolled_s=NOW_S, revoked_s=literal_column("'x'"), changed=1))
@@ -139,7 +130,7 @@ def test_a_device_with_a_damaged_time_of_revocation_stays_revoked(
         assert open_gatekeeper(database).credentials.is_revoked("cam")
 
 
-async def test_a_key_may_be_used_so_often(database: Database, open_gatekeeper: OpenGatekeeper) -> None:
+async def test_a_key_may_be_used_so_often(database: Database) -> None:
     clock = SimulatedClock(wall_start_s=NOW_S)
     with database.begin() as on:
         text = keys.create_key(on, "shop", ("infer",), now_s=NOW_S, requests_per_s=2)

@@ -3,7 +3,6 @@
 import asyncio
 import hashlib
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -283,11 +282,9 @@ async def test_concurrent_uploads_of_one_file_succeed(blobs: Blobs) -> None:
 async def test_a_store_that_is_away_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        away = S3Blobs(BUCKET, endpoint=f"http://127.0.0.1:{taken.getsockname()[1]}", region="us-east-1")
-        with pytest.raises(errors.StoreUnavailableError, match="s3://bundles refuses") as caught:
-            await away.find("0" * 64)
+    away = S3Blobs(BUCKET, endpoint=f"http://127.0.0.1:{free_port()}", region="us-east-1")
+    with pytest.raises(errors.StoreUnavailableError, match="s3://bundles refuses") as caught:
+        await away.find("0" * 64)
     assert "\n" not in caught.value.message
 
 
