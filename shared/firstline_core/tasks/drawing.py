@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -9,6 +10,9 @@ if TYPE_CHECKING:
 
 # Paul Tol's bright scheme, which colour-blind people can tell apart.
 COLOURS = ("#4477aa", "#ee6677", "#228833", "#aa3377", "#66ccee", "#ccbb44", "#bbbbbb")
+
+
+_LEGIBLE_PIXELS = 128  # the longer side of a picture on which a label can be read
 
 
 def line_width(image: Image.Image) -> int:
@@ -35,8 +39,10 @@ def write(image: Image.Image, at: tuple[float, float], text: str, colour: str) -
 
 
 def caption(image: Image.Image, text: str) -> Image.Image:
-    """Returns a copy of an image with any text in its top left corner."""
+    """Returns a copy of an image with any text in its top left corner; a small image is enlarged for the text."""
     drawn = image.convert("RGB")
     if text:
+        factor = max(1, math.ceil(_LEGIBLE_PIXELS / max(drawn.size)))
+        drawn = drawn.resize((drawn.width * factor, drawn.height * factor))
         write(drawn, (0, 0), text, COLOURS[0])
     return drawn

@@ -167,6 +167,7 @@ class TestClassification:
         assert (drawn.mode, drawn.size, plain.getbbox()) == ("RGB", (200, 100), None)
         assert drawn.crop((0, 0, 60, 20)).getbbox() is not None
         assert drawn.crop((100, 50, 200, 100)).getbbox() is None
+        assert TASK.draw(Image.new("RGB", (24, 20)), answers([0.5, 0.3, 0.2]), 0).size == (144, 120)
 
     def test_supposed_losses_are_the_missing_probability(self) -> None:
         np.testing.assert_allclose(TASK.supposed_losses(answers([0.5, 0.3, 0.2]), {}), [0.5])
