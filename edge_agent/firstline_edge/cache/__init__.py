@@ -1,1 +1,6 @@
-"""The outputs of models for rows, so that equal rows are computed once: in memory, and on disk."""
+"""The outputs of models for rows, so that equal rows are computed once.
+
+Files
+    results     the results in memory, and on disk
+    key_filter  which keys are certainly not on disk
+"""

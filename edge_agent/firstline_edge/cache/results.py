@@ -5,7 +5,8 @@ model's digest (see `result_key`), so a new model never gets an old model's outp
 
 The cache may always be lost: a database that cannot be read is set aside, and an empty one is started. A disk that is
 full or may not be written does not mean that the database is damaged: the database stays, and is tried again later.
-Values are sealed with their keys, so a value that the disk has damaged is a miss.
+Values are sealed with their keys, so a value that the disk has damaged is a miss. Most inputs are new: a `KeyFilter`
+of the stored keys saves the read of the disk that would not find them.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,7 @@ from firstline_core.storage.seals import Seal
 from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_core.types import payload_bytes
+from firstline_edge.cache.key_filter import KeyFilter
 from firstline_edge.requests.context import ModelOutput
 from firstline_edge.settings.settings import CacheSection, EncryptionSection
 from firstline_edge.state import is_refusal, open_seal
@@ -63,9 +66,8 @@ _ROUNDING_S = 1.0
 # reads miss. Reads are on the event loop, and so block it for a twentieth of the time at most. A thread would cost each
 # lookup more than its read.
 _SLOW_S, _REST_TIMES = 0.01, 20
-_FIND = (
-    "SELECT mode, filename, value, expire_time FROM Cache WHERE key = ? AND raw = 1 AND typeof(expire_time) = 'real'"
-)
+# The least capacity of the filter of stored keys, which takes 16 KiB. A larger cache has one for twice its entries.
+_FILTERED_KEYS = 8192
 
 # Memory of an entry in addition to its arrays: key, objects, links of the ordered map.
 _OVERHEAD_BYTES = 400
@@ -251,6 +253,7 @@ class DiskCache:
         self._retry_at_s = self._rests_until_s = 0.0
         self._problem = self.damage = ""
         self._cache: diskcache.Cache | None = None
+        self._stored: KeyFilter | None = None  # None while it is not known which keys are on the disk
         self._open()
 
     @property
@@ -328,23 +331,50 @@ class DiskCache:
 
     def _write(self, cache: diskcache.Cache, group: Changes) -> None:
         """Commits a group, then evicts what has expired or does not fit; in the writing thread."""
+        waits_until_s = time.monotonic() + _WRITE_TIMEOUT_S
+        while True:
+            try:
+                with cache.transact():
+                    if _EVERY_KEY in group:
+                        cache.clear()
+                    for key, entry in group.items():
+                        if entry is None or len(entry[0]) > self._limit_bytes // 2:
+                            cache.delete(key)
+                        else:
+                            value, expires_s = entry
+                            cache.set(key, self._seal.close(value, key), expire=expires_s - time.time())
+                if self._stored is not None:
+                    for key in group:
+                        self._stored.add(key)
+                    if self._stored.room < 0:  # it seems to hold more keys than were stored, of which many were evicted
+                        self._read_keys(cache)
+                while cache.expire():  # of entries that expire at the same moment, one call removes 100
+                    pass
+                cache.cull()
+                return
+            except BaseException as error:
+                cache.close()  # after a commit that failed the transaction is still open
+                if not isinstance(error, diskcache.Timeout) or time.monotonic() >= waits_until_s:
+                    raise
+
+    def _read_keys(self, cache: diskcache.Cache) -> None:
+        """Reads which keys are on the disk, in the writing thread. After an error, every lookup reads the disk."""
+        self._stored = None
         try:
-            cache._sql(f"PRAGMA busy_timeout = {1000 * _WRITE_TIMEOUT_S:.0f}")  # of this thread's connection
-            with cache.transact():
-                if _EVERY_KEY in group:
-                    cache.clear()
-                for key, entry in group.items():
-                    if entry is None or len(entry[0]) > self._limit_bytes // 2:
-                        cache.delete(key)
-                    else:
-                        value, expires_s = entry
-                        cache.set(key, self._seal.close(value, key), expire=expires_s - time.time())
-            while cache.expire():  # of entries that expire at the same moment, one call removes 100
-                pass
-            cache.cull()
-        except BaseException:
-            cache.close()  # after a commit that failed the transaction is still open
-            raise
+            path = Path(cache.directory) / diskcache.core.DBNAME
+            with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
+                # Both from the index of the keys, which is much smaller than the table. The number that diskcache
+                # stores may be damaged.
+                (count,) = database.execute("SELECT COUNT(*) FROM Cache").fetchone()
+                stored = KeyFilter(max(_FILTERED_KEYS, 2 * count))
+                for (key,) in database.execute("SELECT key FROM Cache"):
+                    stored.add(key)
+                    if self._closed or cache is not self._cache:
+                        return
+        except Exception as error:  # noqa: BLE001 (reading and writing find out whether the database is damaged)
+            log.info("keys of the disk cache not read", error=str(_cause(error)))
+        else:
+            self._stored = stored
 
     def _settle(self) -> None:
         """Takes note of the outcome of a written group, if it is known; starts the next group if it is complete."""
@@ -354,7 +384,8 @@ class DiskCache:
         self._writing, self._group = None, {}
         if error is not None:
             self._group_limit = 1
-            self._mark_outdated(key for key, entry in group.items() if entry is None or self._may_hold(key))
+            stored = self._stored
+            self._mark_outdated(key for key in group if stored is None or key in stored or key == _EVERY_KEY)
             self._fail(error)
         elif any(group.values()):  # any disk can write nothing
             self._group_limit = _GROUP_PUTS
@@ -372,14 +403,8 @@ class DiskCache:
         for changes in (self._waiting, self._outdated, self._group):
             if key in changes or _EVERY_KEY in changes:
                 return changes.get(key)
-        return self._read(key)
-
-    def _may_hold(self, key: bytes) -> bool:
-        """Whether the disk holds a value of the key, or cannot be read."""
-        try:
-            return _find(self._cache, key) is not None
-        except sqlite3.Error:
-            return True
+        stored = self._stored  # the writing thread may replace it at any moment
+        return self._read(key) if stored is None or key in stored else None
 
     def _read(self, key: bytes) -> Entry | None:
         """Returns the entry on disk; None if there is none, or the disk refuses or rests."""
@@ -387,11 +412,9 @@ class DiskCache:
         if began_s < self._rests_until_s or self._cache is None:
             return None
         try:
-            row = _find(self._cache, key)
-            if row is None:
+            sealed, expires_s = self._cache.get(key, expire_time=True)
+            if not isinstance(expires_s, float):  # None without an entry; anything else was not written here
                 return None
-            mode, filename, value, expires_s = row
-            sealed = self._cache.disk.fetch(mode, filename, value, False)
             if sealed is None:
                 raise IntegrityError("It is not what this agent writes.")
             return self._seal.open(sealed, key), expires_s
@@ -431,6 +454,8 @@ class DiskCache:
             else:
                 self._retry_at_s = self._clock.monotonic_s() + _RETRY_S
                 self._refuse(_cause(error))
+        else:
+            self._thread.submit(self._read_keys, self._cache)
 
     def _fail(self, error: BaseException) -> None:
         """Sets a damaged database aside and starts an empty one; reports a disk that refuses."""
@@ -452,7 +477,7 @@ class DiskCache:
         if cache is not None:
             self._thread.submit(cache.close).result()
             cache.close()
-        self._writing = None
+        self._writing = self._stored = None
         for changes in (self._waiting, self._outdated, self._group):
             changes.clear()
 
@@ -471,14 +496,6 @@ def _opened(directory: Path, limit_bytes: int) -> diskcache.Cache:
         cache.close()
         raise
     return cache
-
-
-def _find(cache: diskcache.Cache, key: bytes) -> tuple[int, str | None, Any, float] | None:
-    """Returns mode, file name and value under a key, and when they expire; raises whatever SQLite raises."""
-    # On the path of each new input, for which diskcache's own `get` takes longer. `_sql` is private to diskcache:
-    # `pyproject.toml` bounds its version, and every test of a stored value needs it.
-    row: tuple[int, str | None, Any, float] | None = cache._sql(_FIND, (key,)).fetchone()
-    return row
 
 
 def _cause(error: BaseException) -> BaseException:

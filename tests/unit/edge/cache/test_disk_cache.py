@@ -18,12 +18,14 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
+import diskcache
 import pytest
 
 from firstline_core.clock import SimulatedClock
 from firstline_core.storage.files import erase_all
 from firstline_core.storage.seals import Seal
 from firstline_edge.cache import results
+from firstline_edge.cache.key_filter import KeyFilter
 from firstline_edge.cache.results import DiskCache
 
 KEY = b"k" * 32
@@ -353,18 +355,18 @@ def test_after_a_refused_group_the_next_put_goes_alone(directory: Path, cache: D
 
 def test_a_slow_disk_is_left_alone_for_a_while(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock, takes_s, calls = SimulatedClock(), 0.1, 0
-    works = results._find
+    works = diskcache.Cache.get
 
-    def slowly(*arguments: Any) -> Any:
+    def slowly(*arguments: Any, **options: Any) -> Any:
         nonlocal calls
         calls += 1
         clock._now_s += takes_s
-        return works(*arguments)
+        return works(*arguments, **options)
 
     cache = DiskCache(directory, limit_bytes=1 << 24, ttl_s=60, clock=clock)
     cache.put(KEY, b"on disk")
     written(cache)
-    monkeypatch.setattr(results, "_find", slowly)
+    monkeypatch.setattr(diskcache.Cache, "get", slowly)
     assert cache.get(KEY) is not None
     for number in range(100):
         cache.put(b"later%d" % number, b"waits")
@@ -379,15 +381,87 @@ def test_a_slow_disk_is_left_alone_for_a_while(directory: Path, monkeypatch: pyt
     assert rows_on_disk(directory) == 102
 
 
-def test_all_results_are_found_after_a_restart(directory: Path) -> None:
+def count_reads(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """Returns the keys that are read from the disk from now on."""
+    reads: list[bytes] = []
+    works = diskcache.Cache.get
+
+    def counted(self: diskcache.Cache, key: bytes, **options: Any) -> Any:
+        reads.append(key)
+        return works(self, key, **options)
+
+    monkeypatch.setattr(diskcache.Cache, "get", counted)
+    return reads
+
+
+def test_only_stored_inputs_are_read_from_the_disk(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache = opened(directory)
     put_group(cache, 0)
-    cache.put(KEY, b"v")
     cache.close()
     cache = opened(directory)
+    cache.put(KEY, b"v")
+    written(cache)  # and the keys were read before
+    reads = count_reads(monkeypatch)
+    assert [cache.get(number.to_bytes(32)) for number in range(100, 1100)] == [None] * 1000
+    assert len(reads) < 10
     assert all(cache.get(key) is not None for key in [KEY, *(number.to_bytes(32) for number in range(64))])
-    assert cache.get(b"new" * 10) is None
     cache.close()
+
+
+def test_keys_are_read_again_after_many_evictions(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(results, "_FILTERED_KEYS", 256)
+    cache = opened(directory, limit_bytes=1 << 16)
+    for group in range(40):
+        put_group(cache, group)
+        written(cache)
+    sweep(cache)
+    on_disk = keys_on_disk(directory)
+    evicted = {number.to_bytes(32) for number in range(64 * 40)} - on_disk
+    assert len(evicted) > 1000
+    reads = count_reads(monkeypatch)
+    assert all(cache.get(key) is not None for key in on_disk)
+    reads.clear()
+    assert not any(cache.get(key) for key in evicted)
+    assert len(reads) < len(evicted) / 2
+    cache.close()
+
+
+def test_a_damaged_count_does_not_set_the_filters_size(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(results, "_FILTERED_KEYS", 16)
+    cache = opened(directory)
+    put_group(cache, 0)
+    cache.close()
+    plant(directory, "UPDATE Settings SET value = ? WHERE key = 'count'", (0,))
+    cache = opened(directory)
+    cache.put(KEY, b"v")
+    written(cache)
+    assert cache._stored is not None and cache._stored.room == 128 - 65
+    cache.close()
+
+
+def test_a_cache_is_closed_while_its_keys_are_read(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = opened(directory)
+    put_group(cache, 0)
+    cache.close()
+    added, reading, goes_on = list[bytes](), threading.Event(), threading.Event()
+
+    def add(self: KeyFilter, key: bytes) -> None:
+        added.append(key)
+        reading.set()
+        goes_on.wait(10)
+
+    monkeypatch.setattr(KeyFilter, "add", add)
+    cache = opened(directory)
+    cache.expire()
+    reading.wait(10)
+
+    def waits(futures: Any) -> None:
+        goes_on.set()
+        wait(futures)
+
+    monkeypatch.setattr(results, "wait", waits)
+    cache.close()
+    assert len(added) == 1
 
 
 class Held:
@@ -621,7 +695,7 @@ def test_refused_results_that_the_disk_never_had_are_forgotten(directory: Path, 
         cache.put(KEY, b"newer")
         written(cache)
     assert KEY in cache._outdated
-    assert len(cache._outdated) < 10
+    assert len(cache._outdated) < 10  # the filter of stored keys seems to hold few others
 
 
 def test_damage_that_the_writer_finds_begins_a_fresh_cache(directory: Path, cache: DiskCache) -> None:
