@@ -173,8 +173,7 @@ class Container:
             if process.poll() is None:
                 process.kill()
                 process.wait()
-            if process.stdout is not None:
-                process.stdout.close()
+            process.stdout.close()
             log.close()
 
 

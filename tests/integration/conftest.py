@@ -25,6 +25,12 @@ def brief_row_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("firstline.workbench.row_checks._LIMIT_S", 0.1)
 
 
+@pytest.fixture
+def few_checked_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Quick models are checked on the fewest rows; their number, which reports contain, is the same in each run."""
+    monkeypatch.setattr("firstline.workbench.row_checks._ROWS", 8)
+
+
 @pytest.fixture(params=["http", pytest.param("mqtt", marks=pytest.mark.mosquitto)])
 def broker(request: pytest.FixtureRequest) -> Broker | None:
     """None for HTTP: the test runs once over each transport."""

@@ -24,6 +24,8 @@ from firstline_core.bundle.manifest import valid_certificate
 from firstline_core.bundle.store import open_bundle
 from firstline_core.errors import ConfigError, LinkDownError
 
+pytestmark = pytest.mark.usefixtures("few_checked_rows")
+
 PROMISE = ("--epsilon", 0.1, "--delta", 0.1)
 ROWS = 200
 
@@ -128,11 +130,6 @@ def test_device_with_another_bundle_is_refused(
         gather_from_agent(bundle, scans, agent)
 
 
-def test_another_variant_is_refused(running: Line, few: Path) -> None:
-    text = run(few, "--from-agent", running.agent.url, "--edge", "edge-tflite-int8", code=2).stderr
-    assert "runs the variant 'edge-onnx', not 'edge-tflite-int8'" in text
-
-
 def test_gateway_instead_of_a_device_is_refused(running: Line, scans: Dataset) -> None:
     with (
         Client(running.gateway.url, token=running.gateway.token) as gateway,
@@ -155,6 +152,8 @@ def test_incompatible_options_are_refused(running: Line, few: Path, tmp_path: Pa
     assert "--token-file" in missing.stderr and "does not exist; create it with the token" in missing.stderr
     refused = run(few, "--from-agent", running.agent.url, "--full-from", running.gateway.url, code=1)
     assert "API key" in refused.stderr
+    other = run(few, "--from-agent", running.agent.url, "--edge", "edge-tflite-int8", code=2)
+    assert "runs the variant 'edge-onnx', not 'edge-tflite-int8'" in other.stderr
 
 
 async def test_device_token_is_read_from_a_file(few: Path, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 from support.agent import CHECKOUT, edge_settings
 from support.digits import HELDOUT, scans
 from typer.testing import CliRunner
@@ -15,6 +16,8 @@ from firstline_edge.app import EdgeAgent
 from firstline_edge.cli.doctor_models import model_findings
 from firstline_edge.cli.explain import describe
 from firstline_edge.cli.status import describe as describe_status
+
+pytestmark = pytest.mark.usefixtures("few_checked_rows")
 
 PROMISE = "at most 3 % of edge answers disagree with the full model, with confidence 90 %"
 

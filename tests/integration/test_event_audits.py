@@ -114,6 +114,7 @@ async def test_a_blind_detector_alarms_by_its_missed_objects(tmp_path: Path, alo
         assert [each["event"] for each in states["device_alarms"]] == ["missed dog"] * alone
 
 
+@pytest.mark.usefixtures("few_checked_rows")
 async def test_audits_renew_a_promise_about_an_event(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The edge model misses dogs in frames of medium brightness, where its scores are 0.51 to 0.69."""
     bundle, renewed = tmp_path / "bundle", tmp_path / "renewed"

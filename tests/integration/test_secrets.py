@@ -72,7 +72,7 @@ def commands(running: Running) -> list[str]:
     return found
 
 
-def test_secrets_are_in_no_output(running: Running) -> None:
+def test_no_output_file_or_process_list_holds_a_secret(running: Running) -> None:
     with Client(running.line.agent.url, token=API_TOKEN) as client:
         assert client.infer("digits", {"image": scan()}, route="cloud").answer is not None
     answers = ask_everything(running)
@@ -82,10 +82,6 @@ def test_secrets_are_in_no_output(running: Running) -> None:
     for text in (*answers, *printed):
         for secret in running.secrets:
             assert secret not in text
-
-
-def test_no_file_and_no_process_list_holds_one(running: Running) -> None:
-    ask_everything(running)
     read = 0
     for path in sorted(running.folder.rglob("*")):
         if path.is_file() and path.name != "device.token":
@@ -102,22 +98,17 @@ def test_no_file_and_no_process_list_holds_one(running: Running) -> None:
             assert secret.encode() not in line_
 
 
-def test_secrets_are_in_no_repr(running: Running) -> None:
-    callers = running.folder / "callers.token"
+def test_secrets_are_in_no_repr(tmp_path: Path) -> None:
+    callers, token = tmp_path / "callers.token", tmp_path / "link.token"
     callers.write_text(f"app:{API_TOKEN}\n")
-    try:
-        token = running.folder / "link.token"
-        token.write_text(API_TOKEN)
-        link = LinkSection(kind="http", url="https://gateway.example.com", token_file=str(token))
-        said = [
-            *(link, HttpLink(link), MqttSettings("broker", username="me", password=API_TOKEN)),
-            *(TokenAccess(parse_tokens(str(callers), "api.token_file")), Client("http://127.0.0.1:1", token=API_TOKEN)),
-        ]
-        for value in said:
-            assert API_TOKEN not in repr(value) + str(value)
-    finally:
-        callers.unlink()
-        token.unlink()
+    token.write_text(API_TOKEN)
+    link = LinkSection(kind="http", url="https://gateway.example.com", token_file=str(token))
+    said = [
+        *(link, HttpLink(link), MqttSettings("broker", username="me", password=API_TOKEN)),
+        *(TokenAccess(parse_tokens(str(callers), "api.token_file")), Client("http://127.0.0.1:1", token=API_TOKEN)),
+    ]
+    for value in said:
+        assert API_TOKEN not in repr(value) + str(value)
 
 
 def command_line(path: Path) -> bytes:
