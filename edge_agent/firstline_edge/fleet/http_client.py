@@ -116,13 +116,19 @@ class FleetHttp:
             async with self._client.stream(method, path, headers=own, content=content, timeout=timeout) as response:
                 if self._credentials is not None and "date" in response.headers:
                     self._credentials.observe_date(response.headers["date"])
-                if response.status_code >= 400:
+                status = response.status_code
+                if 300 <= status < 400 and status != httpx.codes.NOT_MODIFIED:  # a redirected report has not arrived
+                    raise ProtocolError(
+                        f"{url} answers with a redirect (HTTP status {status}), which is not followed; name the final "
+                        "address as the link's url, unless a proxy between this device and the gateway wants a login."
+                    )
+                if status >= 400:
                     body = b""
                     async for part in response.aiter_raw():
                         body += part
                         if len(body) > LIMIT_BYTES:
                             break
-                    raise error_from(response.status_code, body, response.headers)
+                    raise error_from(status, body, response.headers)
                 yield response
         except httpx.TimeoutException as error:
             raise RemoteTimeoutError(f"{url} went silent.") from error

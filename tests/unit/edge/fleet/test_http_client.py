@@ -1,0 +1,41 @@
+"""Fleet requests over HTTP to a server that is not the gateway."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from firstline_core.errors import ProtocolError
+from firstline_edge.fleet.http_client import FleetHttp
+from firstline_edge.settings.settings import LinkSection
+
+
+@pytest.mark.parametrize("status", [301, 302, 307, 308])
+async def test_a_redirected_document_has_not_arrived(status: int) -> None:
+    async def redirect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 %d Moved\r\nLocation: https://gateway/\r\nContent-Length: 0\r\n\r\n" % status)
+        writer.close()
+
+    async with await asyncio.start_server(redirect, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        http = FleetHttp(LinkSection(kind="http", url=f"http://127.0.0.1:{port}"), None)
+        with pytest.raises(ProtocolError, match=rf"a redirect \(HTTP status {status}\).*name the final address"):
+            await http.exchange("PUT", "/fleet/v1/twin/reported", content=b"{}")
+        with pytest.raises(ProtocolError, match="a redirect"):
+            await http.send("/fleet/v1/twin/profiles/digits/versions/1", b"{}")
+        await http.close()
+
+
+async def test_a_document_that_has_not_changed_is_no_redirect() -> None:
+    async def unchanged(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 304 Not Modified\r\n\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(unchanged, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        http = FleetHttp(LinkSection(kind="http", url=f"http://127.0.0.1:{port}"), None)
+        assert (await http.exchange("GET", "/fleet/v1/twin"))[0] == 304
+        await http.close()
