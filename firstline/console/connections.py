@@ -14,7 +14,8 @@ HEAD_BYTES = 65_536
 class Connection(HttpToolsProtocol):
     """uvicorn's connection, which ends if a head is slow or large: uvicorn limits neither.
 
-    If there are too many connections, the oldest one that waits for its client is closed, as at the gateway.
+    If there are too many connections, one that waits for its client is closed: the oldest without a whole request yet,
+    so that a person's connection outlives those of strangers who only connect, otherwise the oldest.
     """
 
     _timer: asyncio.TimerHandle | None = None
@@ -32,7 +33,7 @@ class Connection(HttpToolsProtocol):
         others = [each for each in self.connections if isinstance(each, Connection) and each is not self]
         waiting = [each for each in others if each.waits_for_client]
         if waiting:
-            oldest = min(waiting, key=lambda each: each.opened_s)
+            oldest = min(waiting, key=lambda each: (each.cycle is not None, each.opened_s))
             self.connections.discard(oldest)
             oldest.transport.abort()
 

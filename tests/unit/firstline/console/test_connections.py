@@ -103,6 +103,20 @@ async def test_the_oldest_waiting_connection_gives_way(sent: bytes) -> None:
             writer.close()
 
 
+async def test_strangers_who_only_connect_displace_no_answered_connection() -> None:
+    async with serving(4) as address:
+        reader, person = await asyncio.open_connection(*address)
+        person.write(ASKED)
+        await reader.readuntil(b"here")
+        strangers = [await asyncio.open_connection(*address) for _ in range(12)]
+        await asyncio.gather(*(ended(stranger) for stranger, _ in strangers[:8]))
+        person.write(ASKED)
+        async with asyncio.timeout(10):
+            assert (await reader.readuntil(b"here")).startswith(b"HTTP/1.1 200")
+        for writer in (person, *(writer for _, writer in strangers)):
+            writer.close()
+
+
 async def test_an_answered_connection_stays_open(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "HEAD_S", 0.2)
     async with serving() as address:
