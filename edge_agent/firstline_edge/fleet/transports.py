@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 log = logger(__name__)
 
+_NO_CONTENT = 204
 _NOT_MODIFIED = 304
 _BACKOFF_MAX_S = 900.0
 _SPREAD = 0.2
@@ -126,7 +127,13 @@ class HttpTransport:
 
     async def _send(self, method: str, path: str, document: Reported | Telemetry) -> None:
         headers = {"Content-Type": "application/json"}
-        await self.http.exchange(method, path, headers=headers, content=msgspec.json.encode(document))
+        content = msgspec.json.encode(document)
+        status, _headers, _body = await self.http.exchange(method, path, headers=headers, content=content)
+        if status != _NO_CONTENT:  # the page of a captive portal: the gateway has not received it
+            raise ProtocolError(
+                f"The answer to a report is not a Firstline gateway's (HTTP status {status}); check the link's url, "
+                "and whether a proxy between this device and the gateway wants a login."
+            )
 
 
 class MqttTransport:

@@ -25,6 +25,7 @@ from firstline_core.errors import (
     LinkDownError,
     ModelMismatchError,
     PayloadTooLargeError,
+    ProtocolError,
     RequestError,
     UnknownModelError,
 )
@@ -356,6 +357,18 @@ async def test_an_outdated_state_is_ignored_while_the_broker_is_away_too() -> No
         await asyncio.sleep(0)
         await clock.advance(10.0)
     assert (await desired).revision == 10 and not revisions
+
+
+@pytest.mark.parametrize(("status", "arrives"), [(204, True), (200, False)])
+async def test_a_report_to_a_login_page_has_not_arrived(status: int, arrives: bool) -> None:
+    class Http:
+        async def exchange(self, *_: object, **__: object) -> tuple[int, dict[str, str], bytes]:
+            return status, {}, b"<html>login</html>"
+
+    transport = HttpTransport(Http(), 60.0, SimulatedClock(), random.Random(1))  # type: ignore[arg-type]
+    for send in (transport.report(Reported("s", 1)), transport.send_telemetry(Telemetry("s", 1))):
+        with nullcontext() if arrives else pytest.raises(ProtocolError, match="login"):
+            await send
 
 
 async def test_a_device_with_a_broker_polls_only_while_it_is_away() -> None:
