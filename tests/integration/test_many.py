@@ -112,6 +112,7 @@ def test_no_request_is_retried_once_the_outcomes_are_no_longer_taken(unused_tcp_
         outcomes = client.infer_files("digits", [b"a", b"b", Path("absent.png")], ordered=False, patience_s=600)
         assert isinstance(next(outcomes).error, errors.InvalidTensorError)
         threads = [each for each in threading.enumerate() if each.name.startswith("infer-many")]
+        assert threads
         outcomes.close()
         for each in threads:
             each.join(10)
