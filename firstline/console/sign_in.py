@@ -142,18 +142,21 @@ class SignInRoutes:
             # Anybody can send such a request, so the audit log has no entry for it.
             sentence = "This sign-in was not begun in this browser, or took too long; begin again."
             return self._page(request, sentence, HTTPStatus.UNAUTHORIZED)
+        from authlib.oidc.core import UserInfo
+
         try:
             async with asyncio.timeout(_PROVIDER_S):
                 await _prepare(provider)
                 options = _expected_claims(self._accounts.oidc)
                 token = await provider.authorize_access_token(request, claims_options=options)
-            if "id_token" not in token:  # then Authlib has verified nothing, `userinfo` included
-                raise LookupError("it sent no ID token; check that it speaks OpenID Connect")
+            claims = token.get("userinfo")
+            # Authlib leaves what the provider sent if there was no ID token, or if it asked for none.
+            if not isinstance(claims, UserInfo):
+                raise LookupError("it sent no ID token that can be verified; check that it speaks OpenID Connect")
         except Exception as error:  # noqa: BLE001 (whatever the provider answers)
             sentence = f"The identity provider did not let you in: {_reason(error)}."[:200]
             await self._noted(SignIn("", "oidc", address, sentence))
             return self._page(request, sentence, HTTPStatus.UNAUTHORIZED)
-        claims = token.get("userinfo") or {}
         person = self._accounts.with_claims(claims)
         if person is None:
             name = str(claims.get("email") or claims.get("sub") or "")[:64]

@@ -171,6 +171,14 @@ async def test_claims_outside_a_token_are_not_believed(liar: LyingProvider, visi
     assert visitor.noted[1].person == "anna@example.org"
 
 
+async def test_a_token_that_was_not_asked_for_is_not_believed(liar: LyingProvider, visitor: Browser) -> None:
+    liar.metadata = {"scope": "email"}  # which Authlib requests then; without `openid` it verifies no token
+    eve = {"email": "eve@example.org", "email_verified": True, "groups": ["fleet"]}
+    liar.answer = {"id_token": "forged", "userinfo": eve}
+    refused = await visitor.console.get(await visitor.sign_in("eve"))
+    assert refused.status_code == 401 and COOKIE not in visitor.console.cookies
+
+
 async def test_a_provider_that_is_silent_is_named(
     liar: LyingProvider, visitor: Browser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -182,3 +190,16 @@ async def test_a_provider_that_is_silent_is_named(
     let_on.set()
     assert time.monotonic() - begun_s < 4  # the HTTP library alone waits for 5 s, and for ever if bytes trickle in
     assert refused.status_code == 502 and "cannot be used: it did not answer in time." in refused.text
+
+
+async def test_a_provider_that_sends_no_token_is_named(
+    liar: LyingProvider, visitor: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address, let_on = await visitor.sign_in("anna"), threading.Event()
+    monkeypatch.setattr("firstline.console.sign_in._PROVIDER_S", 0.2)
+    liar.token = lambda: {"waited": let_on.wait(30)}  # type: ignore[method-assign]
+    begun_s = time.monotonic()
+    refused = await visitor.console.get(address)
+    let_on.set()
+    assert time.monotonic() - begun_s < 4
+    assert refused.status_code == 401 and "let you in: it did not answer in time." in visitor.noted[0].refused
