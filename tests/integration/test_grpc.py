@@ -22,7 +22,7 @@ from support.tls_site import tls_site
 from support.waiting import until
 
 from firstline_core.clock import SimulatedClock
-from firstline_core.errors import CapacityError, ConfigError
+from firstline_core.errors import CapacityError, ConfigError, StoreUnavailableError
 from firstline_core.protocol.grpc.schema import message
 from firstline_core.protocol.http import BodyBudget
 from firstline_core.protocol.http_server import ServerLimits
@@ -143,6 +143,16 @@ async def test_errors_have_the_sentence_and_code_of_rest(call: Call) -> None:
         assert (status, trailers["firstline-code"]) == ("INVALID_ARGUMENT", "invalid_tensor")
     assert (await refusal(call("ModelMetadata", b"\xff")))[0] == "INVALID_ARGUMENT"
     assert (await refusal(call("ModelMetadata", b"\x0a\xf0\xa2\x04" + b"a" * 70_000)))[0] == "INVALID_ARGUMENT"
+
+
+async def test_callers_do_not_see_the_databases_address(tmp_path: Path) -> None:
+    gateway = open_gateway(settings_of(tmp_path, auth__mode="off"))
+    failure = StoreUnavailableError("The store postgresql://db refuses.", public="The gateway's store refuses.")
+    with captured_lines() as lines, patch.object(gateway.plane, "infer", side_effect=failure):
+        async with listening(gateway) as port, calling(port) as call:
+            assert (await refusal(call("ModelInfer", digits_message())))[1] == failure.public
+            assert (await call("ModelStreamInfer", digits_message())).error_message == failure.public
+    assert [line["error"] for line in lines if line["event"] == "refused"] == [failure.message] * 2
 
 
 @pytest.mark.parametrize("answered", [0, 1], ids=["unused", "used"])
