@@ -28,7 +28,7 @@ from firstline_gateway.identity.credentials import KnownCredentials, read_change
 from firstline_gateway.rollouts import records
 from firstline_gateway.rollouts.rollout import LIVE
 from firstline_gateway.settings.settings import Store as StoreSettings
-from firstline_gateway.store import service_clock
+from firstline_gateway.store import migrate, service_clock
 from firstline_gateway.store.database import Database, check, connect, used_by_one_gateway
 from firstline_gateway.store.schema import METADATA
 from firstline_gateway.store.store import Store
@@ -96,6 +96,15 @@ def test_processes_that_start_at_once_upgrade_once(empty_store: StoreSettings) -
         other.stdin.flush()
         open_database(empty_store).close()
     assert other.returncode == 0
+
+
+def test_a_start_waits_for_another_that_migrates(postgresql: PostgreSql, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("firstline_gateway.store.database._LOCK_TIMEOUT_S", 0.2)
+    found = postgresql.new_store()
+    with psycopg.connect(found.url.replace("+psycopg", "")) as other:
+        other.execute("SELECT pg_advisory_xact_lock(%s)", [migrate._LOCK])
+        threading.Timer(0.6, other.rollback).start()
+        open_database(found).close()
 
 
 def test_a_newer_schema_is_refused(empty_store: StoreSettings) -> None:

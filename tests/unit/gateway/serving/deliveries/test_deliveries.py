@@ -282,8 +282,9 @@ async def test_a_store_that_refuses_leaves_the_promise_to_the_device(start: Star
     with pytest.raises(StoreUnavailableError, match="refuses") as refused:
         await replica.deliver(requests[0])
     assert refused.value.retry_after_s
-    with pytest.raises(StoreUnavailableError):
+    with pytest.raises(StoreUnavailableError) as repeated:
         await replica.deliver(requests[1])
+    assert "://" in repeated.value.message and "://" not in repeated.value.public
     assert replica.runs == []  # no model runs for what could not be kept
     assert replica.counted("refused") == 2
     with replica.opened.database.begin() as connection:
