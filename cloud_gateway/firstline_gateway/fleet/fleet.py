@@ -281,9 +281,9 @@ class Fleet:
 
         def forgotten(connection: Connection) -> None:
             alarms.forget(connection, service_s)
-            answers.forget(connection, service_s)
             totals.forget(connection, now_s)
             tiers.forget(connection, now_s)
+            answers.forget(connection, service_s)
 
         await self.store.write(forgotten)
 
