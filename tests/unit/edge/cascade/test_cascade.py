@@ -1,7 +1,10 @@
 """The cascade, decision by decision: the tier, the fields of the answer, and the requests sent."""
 
 import asyncio
+import dataclasses
+import threading
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -678,6 +681,24 @@ class TestTogether:
         found = await scene.infer(value)
         assert scene.echo.runs == [[value]]
         assert [tried.tier for tried in found.answer.attempts].count(Tier.EDGE) == 1
+
+    @pytest.mark.parametrize(
+        ("values", "sample_bytes", "row_ms"),
+        [((0.9,), 4, 0.4), ((0.9, 0.91, 0.92), 4, 0.4), ((0.9,), 1, 1.6)],
+        ids=["small", "many rows", "large rows"],
+    )
+    async def test_only_small_requests_run_on_the_event_loop(
+        self, make_scene: MakeScene, values: tuple[float, ...], sample_bytes: int, row_ms: float
+    ) -> None:
+        scene, threads, expected_s = make_scene(row_ms=0.4), list[threading.Thread](), list[float]()
+        pace = SimpleNamespace(factor=1.0, sure=1.0, ran=lambda _took_s, measured_s: expected_s.append(measured_s))
+        edge = dataclasses.replace(scene.held.edge, sample_bytes=sample_bytes, pace=pace)
+        scene.models.put(dataclasses.replace(scene.held, edge=edge))
+        scene.echo.gate.wait = lambda: threads.append(threading.current_thread())
+        await scene.infer(*values)
+        expected_ms = row_ms * len(values)
+        assert [thread is threading.main_thread() for thread in threads] == [expected_ms < 1]
+        assert expected_s == [pytest.approx(expected_ms / 1000)]
 
     async def test_a_slow_model_runs_equal_rows_once(self, make_scene: MakeScene) -> None:
         scene = make_scene(row_ms=50.0)

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from support.agent import DIGITS
 from support.edge import manifest
+from support.images import images
 from support.logs import captured_lines
 
 from firstline_core.bundle.manifest import MANIFEST_NAME, Policy, Score, encode_manifest, parse_manifest
@@ -20,7 +21,7 @@ from firstline_core.bundle.store import Bundle
 from firstline_core.routing.policy import Logistic
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.tasks import classification
-from firstline_core.types import PROBABILITIES, Tensor, take_rows
+from firstline_core.types import PROBABILITIES, InferRequest, Tensor, take_rows
 from firstline_edge.models import loading
 from firstline_edge.models.loading import bundle_paths, load_bundle, open_models, quickest_ms
 from firstline_edge.models.models import DeviceModel, Models, RelativeRunTimes
@@ -114,6 +115,8 @@ def test_small_work_is_quick_and_large_work_is_not(held: DeviceModel) -> None:
     assert not edge.quick(20 * edge.measured_ms(100))  # many rows
     assert not edge.quick(edge.measured_ms(2000))  # a picture that takes long to decode
     assert not edge.quick(replace(edge, row_ms=math.inf).measured_ms(1))
+    request = InferRequest("digits", (images(b"x" * 300, b"x" * 100),), "")
+    assert edge.sure_ms(request, 1) == pytest.approx(0.2)  # of the rows' mean size
 
 
 def test_a_model_that_has_become_slow_leaves_the_event_loop_until_it_is_quick_again(held: DeviceModel) -> None:
