@@ -148,6 +148,11 @@ async def test_a_token_for_others_is_refused(
     assert [one.person for one in visitor.noted] == [""] and "did not let you in" in visitor.noted[0].refused
 
 
+async def test_an_issuer_may_end_with_a_slash(liar: LyingProvider, visitor: Browser) -> None:
+    liar.claims = {"iss": f"{liar.url}/"}
+    assert (await visitor.console.get(await visitor.sign_in("anna"))).status_code == 303
+
+
 @pytest.mark.filterwarnings("default:JWS algorithm")  # as in production, where it is not an error
 async def test_an_unsigned_token_is_refused_although_the_provider_lists_it(
     liar: LyingProvider, visitor: Browser
