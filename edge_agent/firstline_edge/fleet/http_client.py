@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 import httpx
 
 from firstline_core.errors import ConfigError, LinkDownError, ProtocolError, RemoteTimeoutError
-from firstline_core.fleet.profiles import own_profile_path
-from firstline_core.fleet.twin import LIMIT_BYTES
+from firstline_core.fleet.profiles import ProfileEntry, own_profile_path
+from firstline_core.fleet.twin import LIMIT_BYTES, read_document
 from firstline_core.profile.profile import Profile, encode
 from firstline_core.protocol.http import error_from
 from firstline_core.protocol.http_client import HTTP_FAILURES, open_async_client, open_client
@@ -71,17 +71,20 @@ class FleetHttp:
         """
         try:
             async with asyncio.timeout(_TIMEOUT_S), self.streaming(method, path, headers, content) as response:
-                body = b""
-                async for part in response.aiter_raw():
-                    body += part
-                    if len(body) > LIMIT_BYTES:
-                        raise ProtocolError(f"{self._section.url} answers with more than {LIMIT_BYTES} bytes.")
-                return response.status_code, response.headers, body
+                return response.status_code, response.headers, await self._body(response)
         except TimeoutError as error:
             raise RemoteTimeoutError(f"{self._section.url} did not answer within {_TIMEOUT_S:g} s.") from error
 
-    async def send(self, path: str, content: bytes) -> None:
-        """Sends a document with PUT in parts, without a time limit for the whole document.
+    async def _body(self, response: httpx.Response) -> bytes:
+        body = b""
+        async for part in response.aiter_raw():
+            body += part
+            if len(body) > LIMIT_BYTES:
+                raise ProtocolError(f"{self._section.url} answers with more than {LIMIT_BYTES} bytes.")
+        return body
+
+    async def send(self, path: str, content: bytes) -> bytes:
+        """Sends a document with PUT in parts, without a time limit for the whole document; returns the answer's body.
 
         Raises:
             FirstlineError: no answer, or the gateway's error.
@@ -93,8 +96,13 @@ class FleetHttp:
 
         headers = {"Content-Type": "application/json", "Content-Length": str(len(content))}
         async with self.streaming("PUT", path, headers, parts()) as response:
-            async for _ in response.aiter_raw():
-                pass
+            try:
+                async with asyncio.timeout(_TIMEOUT_S):
+                    return await self._body(response)
+            except TimeoutError as error:
+                raise RemoteTimeoutError(
+                    f"{self._section.url} did not end its answer within {_TIMEOUT_S:g} s."
+                ) from error
 
     @asynccontextmanager
     async def streaming(
@@ -158,4 +166,6 @@ async def upload_profile(http: FleetHttp | None, profile: Profile) -> None:
     """
     if http is None:
         raise LinkDownError("Profiles go to the gateway over HTTP, and this device has no HTTP link.")
-    await http.send(own_profile_path(profile.bundle, profile.version), encode(profile))
+    answer = await http.send(own_profile_path(profile.bundle, profile.version), encode(profile))
+    # The page of a captive portal is refused: the gateway has not received the profile.
+    read_document(answer, ProfileEntry, "The answer to a profile")

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from support.profiles import profile
 
 from firstline_core.errors import ProtocolError
-from firstline_edge.fleet.http_client import FleetHttp
+from firstline_core.fleet.twin import LIMIT_BYTES
+from firstline_edge.fleet.http_client import FleetHttp, upload_profile
 from firstline_edge.settings.settings import LinkSection
 
 
@@ -25,6 +27,21 @@ async def test_a_redirected_document_has_not_arrived(status: int) -> None:
             await http.exchange("PUT", "/fleet/v1/twin/reported", content=b"{}")
         with pytest.raises(ProtocolError, match="a redirect"):
             await http.send("/fleet/v1/twin/profiles/digits/versions/1", b"{}")
+        await http.close()
+
+
+@pytest.mark.parametrize("answer", [b"<html>login</html>", b" " * (LIMIT_BYTES + 1)])
+async def test_a_profile_that_another_server_answers_has_not_arrived(answer: bytes) -> None:
+    async def log_in(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\n\r\n" + answer)
+        writer.close()
+
+    async with await asyncio.start_server(log_in, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        http = FleetHttp(LinkSection(kind="http", url=f"http://127.0.0.1:{port}"), None)
+        with pytest.raises(ProtocolError):
+            await upload_profile(http, profile(1.0))
         await http.close()
 
 
