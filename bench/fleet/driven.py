@@ -99,7 +99,7 @@ class Driven:
         with self.database.begin() as connection:
             for each in reports:
                 devices.report(connection, each.name, each.reported, now_s, accept=True)
-                totals.count(connection, each.name, each.telemetry, now_s)
+                totals.count(connection, each.name, each.telemetry, now_s, service_s=now_s)
 
     async def run(self, found: Definition, hours: int) -> RolloutSummary:
         """Starts a rollout, and lets `hours` hours pass, or fewer if it ends earlier."""

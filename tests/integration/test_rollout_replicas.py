@@ -72,7 +72,7 @@ def live(database: Database, fleet: dict[str, PretendedDevice], now_s: float) ->
             device.live(1.0)
             device.hear(held.desired if held is not None else Desired(0), now_s)
             devices.report(connection, device.name, device.reported, now_s, accept=True)
-            totals.count(connection, device.name, device.telemetry, now_s)
+            totals.count(connection, device.name, device.telemetry, now_s, service_s=0)
 
 
 @contextmanager

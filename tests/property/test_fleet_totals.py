@@ -54,7 +54,7 @@ def test_totals_survive_restarts_repeats_and_losses(
         for index, report in enumerate(reports):
             needed = last_of_session[report.session] == index
             for _ in range(data.draw(st.integers(1 if needed else 0, 2))):
-                fleet_totals.count(connection, device, report, 1e9)
+                fleet_totals.count(connection, device, report, 1e9, service_s=0)
         found = fleet_totals.totals_of(connection, [device, "nobody"])
     assert set(found) == {device}
     totals = found[device]
@@ -67,8 +67,8 @@ def test_totals_survive_restarts_repeats_and_losses(
 def test_a_late_report_changes_nothing(tmp_path: Path) -> None:
     database = open_database(sqlite_store(tmp_path))
     with database.begin() as connection:
-        assert fleet_totals.count(connection, "cam", Telemetry("s", 2, 20.0), 1e9) is not None
-        assert fleet_totals.count(connection, "cam", Telemetry("s", 1, 10.0), 1e9) is None
+        assert fleet_totals.count(connection, "cam", Telemetry("s", 2, 20.0), 1e9, service_s=0) is not None
+        assert fleet_totals.count(connection, "cam", Telemetry("s", 1, 10.0), 1e9, service_s=0) is None
         assert fleet_totals.totals_of(connection, ["cam"])["cam"].service_s == 20.0
     database.close()
 
@@ -79,11 +79,11 @@ def test_totals_are_stored_by_the_hour_and_deleted_later(tmp_path: Path) -> None
     with database.begin() as connection:
         for hour in range(fleet_totals.KEPT_HOURS + 10):
             report = Telemetry("s", hour, 3600.0 * (hour + 1))
-            fleet_totals.count(connection, "cam", report, start_s + 3600.0 * hour + 60)
+            fleet_totals.count(connection, "cam", report, start_s + 3600.0 * hour + 60, service_s=3600.0 * hour + 60)
         found = fleet_totals.totals_before(connection, ["cam"], start_s + 3600.0 * 20)
         assert found["cam"].service_s == 3600.0 * 20
         now_s = start_s + 3600.0 * (fleet_totals.KEPT_HOURS + 9)
-        fleet_totals.forget(connection, now_s)
+        fleet_totals.forget(connection, now_s - start_s)
         assert fleet_totals.totals_before(connection, ["cam"], start_s + 3600.0 * 5) == {}
         assert fleet_totals.totals_before(connection, ["cam"], now_s) != {}
     database.close()

@@ -99,7 +99,7 @@ def _devices(connection: Connection, names: list[str], draw: random.Random) -> N
             certificate_ends_s=now_s + 60 * DAY_S,
         )
         latest = Telemetry("s", 1, 9 * HOUR_S, (counts,), 3, 0, 37 * full, payload_bytes=412_000_000, health=health)
-        totals.count(connection, name, latest, now_s)
+        totals.count(connection, name, latest, now_s, service_s=0)
         connection.execute(insert(DEVICES).values(name=name, enrolled_s=now_s - 80 * DAY_S, changed=1))
         row = {"serial": f"{number:040x}", "device": name, "issued_s": 0.0, "changed": 1}
         row |= {"not_after_s": now_s + (3 if number == 6 else 60) * DAY_S, "retained_until_service_s": 1e9}
@@ -127,7 +127,7 @@ def _answers(connection: Connection, draw: random.Random) -> None:
             saved_mj=kept * 210.0,
         )
         counter.add(totals.Totals(), totals.Totals((counts,)), now_s - back * tiers.BUCKET_S)
-    tiers.store(connection, counter.take())
+    tiers.store(connection, counter.take(), 0)
 
 
 def _contracts(connection: Connection, models: Path, names: list[str], draw: random.Random) -> None:

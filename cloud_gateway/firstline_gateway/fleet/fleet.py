@@ -105,12 +105,12 @@ class Fleet:
         def add(connection: Connection) -> tuple[totals.Counted | None, list[alarms.Change]]:
             if not devices.mark_seen(connection, device, telemetry.session, now_s, accept=self._accept):
                 return None, []
-            counted = totals.count(connection, device, replace(telemetry, ended=()), now_s)
+            service_s = self.service.now_s()
+            counted = totals.count(connection, device, replace(telemetry, ended=()), now_s, service_s=service_s)
             if counted is None:
                 return None, []
             monitored = {model.key for model in telemetry.models if self.monitors(model.key)}
             counts = [model for model in counted.after.models if model.key in monitored]
-            service_s = self.service.now_s()
             return counted, alarms.take_telemetry(connection, device, counts, now_s=now_s, service_s=service_s)
 
         found, changes = await self.store.write(add, key=device)
@@ -270,19 +270,19 @@ class Fleet:
         if not counted:
             return
         try:
-            await self.store.write(lambda on: tiers.store(on, counted))
+            await self.store.write(lambda on: tiers.store(on, counted, self.service.now_s()))
         except BaseException:
             self._tier_counter.put_back(counted)
             raise
 
     async def forget_old(self) -> None:
         """Deletes counts that are older than the history."""
-        now_s, service_s = self.clock.wall_s(), self.service.now_s()
+        service_s = self.service.now_s()
 
         def forgotten(connection: Connection) -> None:
             alarms.forget(connection, service_s)
-            totals.forget(connection, now_s)
-            tiers.forget(connection, now_s)
+            totals.forget(connection, service_s)
+            tiers.forget(connection, service_s)
             answers.forget(connection, service_s)
 
         await self.store.write(forgotten)

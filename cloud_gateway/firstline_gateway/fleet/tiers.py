@@ -14,6 +14,7 @@ import sqlalchemy as sa
 
 from firstline_core.fleet.rest import TierCounts, TierHistory
 from firstline_core.types import ModelKey
+from firstline_core.units import HOUR_S
 from firstline_gateway.fleet.totals import KEPT_HOURS, Totals, difference
 from firstline_gateway.store.schema import METADATA, upsert
 
@@ -34,6 +35,7 @@ TIERS = sa.Table(
     sa.Column("latency_ms", sa.Double, nullable=False),
     sa.Column("saved_bytes", sa.BigInteger, nullable=False),
     sa.Column("saved_mj", sa.Double, nullable=False),
+    sa.Column("service_s", sa.Double, nullable=False),  # when counts were last added
 )
 """Rows of all devices by the tier that answered, and by the time of the report."""
 _C = TIERS.c
@@ -111,9 +113,10 @@ class TierCounter:
         self._pending[key] = BucketCounts._make(one + more for one, more in zip(before, counts, strict=True))
 
 
-def store(connection: sa.Connection, counted: Mapping[BucketKey, BucketCounts]) -> None:
+def store(connection: sa.Connection, counted: Mapping[BucketKey, BucketCounts], service_s: float) -> None:
     """Adds counts to the store, in one order, so that replicas do not deadlock."""
-    rows = (key._asdict() | counts._asdict() for key, counts in sorted(counted.items()))
+    time = {"service_s": service_s}
+    rows = (key._asdict() | counts._asdict() | time for key, counts in sorted(counted.items()))
     upsert(connection, TIERS, *rows, summed=BucketCounts._fields)
 
 
@@ -136,6 +139,6 @@ def history(connection: sa.Connection, since_s: float, model: str) -> TierHistor
     return TierHistory(BUCKET_S, tuple(names.scalars()), points)
 
 
-def forget(connection: sa.Connection, now_s: float) -> None:
+def forget(connection: sa.Connection, service_s: float) -> None:
     """Deletes counts that are older than the history."""
-    connection.execute(sa.delete(TIERS).where(_C.bucket < int((now_s - KEPT_HOURS * 3600) // BUCKET_S)))
+    connection.execute(sa.delete(TIERS).where(_C.service_s < service_s - KEPT_HOURS * HOUR_S))

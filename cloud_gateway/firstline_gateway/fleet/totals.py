@@ -27,7 +27,7 @@ _NO_AUDITS: Mapping[str, Any] = MappingProxyType(
     {"audited": 0, "audited_empty": 0, "disagreed": 0, "losses": 0.0, "event_audits": {}, "event_losses": {}}
 )
 KEPT_HOURS = 48
-"""Length of the history."""
+"""Length of the history, in hours of service: a clock that is set ahead deletes nothing."""
 
 
 class Totals(Struct, frozen=True):
@@ -71,6 +71,7 @@ HISTORY = sa.Table(
     sa.Column("device", sa.String(64), primary_key=True),
     sa.Column("hour", sa.Integer, primary_key=True),  # since 1970
     sa.Column("at_s", sa.Double, nullable=False),
+    sa.Column("service_s", sa.Double, nullable=False),
     sa.Column("totals", JsonColumn(Totals), nullable=False),
 )
 """One copy of the totals per hour, for the time before a rollout."""
@@ -179,7 +180,9 @@ def _less(after: tuple[int, ...], before: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(max(0, a - b) for a, b in zip(after, before, strict=True))
 
 
-def count(connection: sa.Connection, device: str, report: Telemetry, now_s: float) -> Counted | None:
+def count(
+    connection: sa.Connection, device: str, report: Telemetry, now_s: float, *, service_s: float
+) -> Counted | None:
     """Adds a report to a device's totals; returns None if a newer report was added before."""
     stored = connection.execute(_STORED, {"name": device}).first()
     before, totals = None, Totals()
@@ -193,7 +196,7 @@ def count(connection: sa.Connection, device: str, report: Telemetry, now_s: floa
     row = {"device": device, "at_s": now_s, "totals": after}
     process = {"session": report.session, "sequence": report.sequence, "latest": report}
     upsert(connection, COUNTS, row | process | {"outbox_items": report.outbox_items} | asdict(report.health))
-    insert_missing(connection, HISTORY, row | {"hour": int(now_s // HOUR_S)})
+    insert_missing(connection, HISTORY, row | {"hour": int(now_s // HOUR_S), "service_s": service_s})
     return Counted(totals, after)
 
 
@@ -222,6 +225,6 @@ def totals_before(connection: sa.Connection, devices: Iterable[str], at_s: float
     return {row.device: row.totals for row in connection.execute(query)}
 
 
-def forget(connection: sa.Connection, now_s: float) -> None:
+def forget(connection: sa.Connection, service_s: float) -> None:
     """Deletes totals that are older than the history."""
-    connection.execute(sa.delete(HISTORY).where(HISTORY.c.hour < int(now_s // HOUR_S) - KEPT_HOURS))
+    connection.execute(sa.delete(HISTORY).where(HISTORY.c.service_s < service_s - KEPT_HOURS * HOUR_S))

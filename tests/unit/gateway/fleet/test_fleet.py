@@ -11,9 +11,9 @@ from support.waiting import wait_until
 
 from firstline_core.clock import SimulatedClock
 from firstline_core.errors import StoreUnavailableError
-from firstline_core.fleet.telemetry import EndedPromise, Telemetry
+from firstline_core.fleet.telemetry import EndedPromise, ModelCounts, Telemetry
 from firstline_core.fleet.twin import Brake, Reported
-from firstline_gateway.fleet import answers
+from firstline_gateway.fleet import answers, totals
 from firstline_gateway.fleet.fleet import Fleet
 from firstline_gateway.settings import settings
 from firstline_gateway.store.service_clock import ServiceClock
@@ -82,6 +82,27 @@ async def test_promises_age_by_seconds_in_service(store_settings: settings.Store
         await clock.advance(answers.KEPT_S + 1)
         await fleet.forget_old()
         assert stored() == ["b"]  # the newest, for its number
+
+
+async def test_the_history_of_counts_ages_by_seconds_in_service(store_settings: settings.Store) -> None:
+    with OpenStore(store_settings) as opened:
+        fleet = fleet_on(opened)
+        clock, counts = fleet.clock, (ModelCounts("digits", 1, rows=1, kept=1),)
+        assert isinstance(clock, SimulatedClock)
+
+        async def stored() -> tuple[bool, bool]:
+            with opened.database.reading() as connection:
+                before = totals.totals_before(connection, ["cam"], clock.wall_s())
+            return bool(before), bool((await fleet.tiers(10**6, "")).points)
+
+        await fleet.take_telemetry("cam", Telemetry("s", 1, models=counts))
+        await fleet.store_tiers()
+        clock.set_wall_s(clock.wall_s() + 10 * totals.KEPT_HOURS * 3600)  # as of a replica whose clock is wrong
+        await fleet.forget_old()
+        assert await stored() == (True, True)
+        await clock.advance(totals.KEPT_HOURS * 3600 + 1)
+        await fleet.forget_old()
+        assert await stored() == (False, False)
 
 
 async def test_a_device_that_joins_after_the_brake_is_braked(store_settings: settings.Store) -> None:

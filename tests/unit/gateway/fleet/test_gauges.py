@@ -31,7 +31,7 @@ def add(
         if site:
             devices.tag(connection, name, {"site": site})
         if health is not None:
-            totals.count(connection, name, Telemetry("s", 2, outbox_items=2, health=health), at_s)
+            totals.count(connection, name, Telemetry("s", 2, outbox_items=2, health=health), at_s, service_s=0)
 
 
 def state_of(database: Database, tag: str = "") -> FleetState:

@@ -50,10 +50,14 @@ def test_devices_are_counted_by_presence_and_tag(database: Database) -> None:
             devices.report(connection, name, report, NOW_S - 1000 * number, accept=name != "d")
             devices.tag(connection, name, {"site": "kiel"} if name in "ab" else {})
         totals.count(
-            connection, "b", Telemetry("s", 1, outbox_items=7, health=DeviceHealth(outbox_oldest_s=90.0)), NOW_S - 5
+            connection,
+            "b",
+            Telemetry("s", 1, outbox_items=7, health=DeviceHealth(outbox_oldest_s=90.0)),
+            NOW_S - 5,
+            service_s=0,
         )
-        totals.count(connection, "c", Telemetry("s", 1, outbox_items=9), NOW_S)
-        totals.count(connection, "a", Telemetry("s", 1), NOW_S - 100)
+        totals.count(connection, "c", Telemetry("s", 1, outbox_items=9), NOW_S, service_s=0)
+        totals.count(connection, "a", Telemetry("s", 1), NOW_S - 100, service_s=0)
     enrol(database, "a", NOW_S + DAY_S)
     enrol(database, "b", NOW_S + DAY_S, NOW_S + 80 * DAY_S)  # renewed
     enrol(database, "c", NOW_S + DAY_S, revoked_s=NOW_S)
@@ -125,7 +129,7 @@ def test_only_the_oldest_outboxes_are_listed_and_their_cursor_is_closed(database
         for number in range(LISTED + 1):
             name, health = f"d{number:02}", DeviceHealth(outbox_oldest_s=float(number))
             devices.report(connection, name, Reported("s", 1), NOW_S, accept=True)
-            totals.count(connection, name, Telemetry("s", 1, outbox_items=1, health=health), NOW_S)
+            totals.count(connection, name, Telemetry("s", 1, outbox_items=1, health=health), NOW_S, service_s=0)
     with database.reading() as connection:
         found = overview(connection, "site", parse_selector(""), NOW_S).outboxes
     assert [one.device for one in found] == [f"d{number:02}" for number in range(LISTED, 0, -1)]
@@ -135,7 +139,7 @@ def test_sums_are_read_without_the_documents_of_devices(database: Database) -> N
     """A fleet of 100,000 devices has hundreds of megabytes of them."""
     with database.begin() as connection:
         devices.report(connection, "a", Reported("s", 1, agent_version="1.2"), NOW_S, accept=True)
-        totals.count(connection, "a", Telemetry("s", 1, outbox_items=7), NOW_S)
+        totals.count(connection, "a", Telemetry("s", 1, outbox_items=7), NOW_S, service_s=0)
         connection.execute(text("UPDATE fleet_devices SET reported = '{', desired = '{'"))
         connection.execute(text("UPDATE fleet_counts SET latest = '{', totals = '{'"))
     with database.reading() as connection:

@@ -20,11 +20,11 @@ def test_counts_are_added_up_over_devices_and_flushes(database: Database) -> Non
         tally.add(Totals(), totals(10, 2, 1), NOW_S)
         tally.add(totals(10, 2, 1), totals(15, 2, 1), NOW_S + 299)
         with database.begin() as connection:
-            tiers.store(connection, tally.take())
+            tiers.store(connection, tally.take(), 0)
     tally.add(totals(15), totals(16), NOW_S + 300)
     tally.add(Totals(), totals(7, model="words"), NOW_S + 300)
     with database.begin() as connection:
-        tiers.store(connection, tally.take())
+        tiers.store(connection, tally.take(), 0)
         of_all = tiers.history(connection, NOW_S, "")
         of_one = tiers.history(connection, NOW_S, "words")
         late = tiers.history(connection, NOW_S + 300, "")
@@ -42,7 +42,7 @@ def test_less_than_a_millijoule_per_report_adds_up(database: Database) -> None:
         tally.add(before, after, NOW_S)
         before = after
     with database.begin() as connection:
-        tiers.store(connection, tally.take())
+        tiers.store(connection, tally.take(), 0)
         (point,) = tiers.history(connection, NOW_S, "").points
     assert (point.saved_mj, point.latency_ms) == (2, 2)
 
@@ -75,16 +75,17 @@ def test_reported_counts_are_bounded(database: Database) -> None:
     for _ in range(1100):  # as many of the most that a device may say are more than 64 bits hold
         tally.add(Totals(), totals(2**53), NOW_S)
     with database.begin() as connection:
-        tiers.store(connection, tally.take())
+        tiers.store(connection, tally.take(), 0)
         found = tiers.history(connection, NOW_S, "")
     assert 0 < found.points[0].kept < 2**63
 
 
-def test_old_buckets_are_deleted(database: Database) -> None:
+def test_old_buckets_are_deleted_by_seconds_in_service(database: Database) -> None:
     tally = tiers.TierCounter()
-    tally.add(Totals(), totals(1), NOW_S)
-    tally.add(Totals(), totals(2), NOW_S + 3600)
     with database.begin() as connection:
-        tiers.store(connection, tally.take())
-        tiers.forget(connection, NOW_S + 49 * 3600 - 1)
+        tally.add(Totals(), totals(1), NOW_S)
+        tiers.store(connection, tally.take(), 0)
+        tally.add(Totals(), totals(2), NOW_S - 100 * 3600)  # by a clock that was set back
+        tiers.store(connection, tally.take(), 3600)
+        tiers.forget(connection, 49 * 3600 - 1)
         assert [point.kept for point in tiers.history(connection, 0, "").points] == [2]
