@@ -117,14 +117,19 @@ def job_result(call: Call[T], job_id: str, *, timeout_s: float, silence_s: float
 
 
 def final_answer(request_id: str, *, timeout_s: float) -> Steps[InferResponse]:
-    """Repeats a call while the answer with an id is provisional."""
+    """Repeats a call while the answer with an id is provisional, or the server is overloaded or cannot be reached."""
     end_s = time.monotonic() + timeout_s
     while True:
-        latest: InferResponse = yield ending(answer(request_id), end_s - time.monotonic())
-        if latest.answer is None or latest.answer.status is not Status.PROVISIONAL:
-            return latest
-        if time.monotonic() >= end_s:
-            raise RemoteTimeoutError(
-                f"The answer {request_id} was still provisional after {timeout_s} s; ask again later."
-            )
+        try:
+            latest: InferResponse = yield ending(answer(request_id), end_s - time.monotonic())
+        except FirstlineError as error:
+            if not is_temporary(error) or time.monotonic() >= end_s:
+                raise
+        else:
+            if latest.answer is None or latest.answer.status is not Status.PROVISIONAL:
+                return latest
+            if time.monotonic() >= end_s:
+                raise RemoteTimeoutError(
+                    f"The answer {request_id} was still provisional after {timeout_s} s; ask again later."
+                )
         yield _POLL_S

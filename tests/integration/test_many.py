@@ -18,7 +18,7 @@ import firstline
 from firstline import AsyncClient, Classification, Client, FirstlineError, Outcome, errors
 from firstline.cli.app import app
 from firstline.client.calls import Call, ready
-from firstline.client.retries import job_result, retried
+from firstline.client.retries import final_answer, job_result, retried
 from firstline_core.types import InferResponse
 
 ROWS = 40
@@ -152,6 +152,21 @@ def test_a_job_is_waited_for_while_its_gateway_restarts() -> None:
         assert isinstance(next(steps), Call)
     with pytest.raises(errors.ProtocolError):
         steps.throw(errors.ProtocolError("not HTTP"))
+
+
+def test_a_final_answer_is_waited_for_while_its_agent_restarts() -> None:
+    away = errors.LinkDownError("gone")
+    steps = final_answer("an id", timeout_s=60)
+    assert isinstance(next(steps), Call)
+    for error in (away, errors.QueueFullError("busy")):
+        assert isinstance(steps.throw(error), float)
+        assert isinstance(next(steps), Call)
+    with pytest.raises(errors.UnknownAnswerError):
+        steps.throw(errors.UnknownAnswerError("none"))
+    steps = final_answer("an id", timeout_s=0)
+    next(steps)
+    with pytest.raises(errors.LinkDownError):
+        steps.throw(away)
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
