@@ -39,6 +39,8 @@ _END = b"\n\n"
 EVENT_STREAM_TYPE = "text/event-stream"
 DEFAULT_PATIENCE_S = 60.0
 
+_STREAM_HEADERS = {"Accept": EVENT_STREAM_TYPE, "Accept-Encoding": "identity"}  # events are bounded as they arrive
+
 _BACKOFF_S = 0.5
 _BACKOFF_MAX_S = 5.0
 _RNG = random.Random()  # noqa: S311 (jitter)
@@ -142,7 +144,7 @@ class Following(Generic[Answered]):
         if first is not None:
             return first
         path = f"/firstline/v1/answers/{quote(self._request_id, safe='')}/events"
-        headers = {"Accept": EVENT_STREAM_TYPE, "Last-Event-ID": str(self._seen)}
+        headers = {**_STREAM_HEADERS, "Last-Event-ID": str(self._seen)}
         return Call("GET", path, self._read_whole, headers=headers, params={"form": self._form})
 
     def connected(self, response: httpx.Response) -> bool:
@@ -228,7 +230,7 @@ def tensors_of(request_id: str, patience_s: float) -> Following[InferResponse]:
 
 def prediction_of(call: Call[Prediction], patience_s: float) -> Following[Prediction]:
     """Follows the answer to a call of the endpoint for files, as typed answers."""
-    first = replace(call, headers={**(call.headers or {}), "Accept": EVENT_STREAM_TYPE})
+    first = replace(call, headers={**(call.headers or {}), **_STREAM_HEADERS})
     read = partial(_prediction, sent_id=(call.params or {}).get("id", ""))
     return Following("short", read, call.read, patience_s, first=first)
 
@@ -270,11 +272,10 @@ def follow(http: httpx.Client, following: Following[Answered]) -> Iterator[Answe
                 call.method, call.path, content=call.content, headers=call.headers, params=call.params
             ) as response:
                 if following.connected(response):
-                    for piece in response.iter_bytes():
+                    for piece in response.iter_raw():
                         yield from following.read_piece(piece)
                 else:
-                    response.read()
-                    yield from following.read_response(response)
+                    yield from following.read_response(connection.read_whole(response))
         if not following.done:
             time.sleep(following.wait_s())
 
@@ -288,12 +289,11 @@ async def follow_async(http: httpx.AsyncClient, following: Following[Answered]) 
                 call.method, call.path, content=call.content, headers=call.headers, params=call.params
             ) as response:
                 if following.connected(response):
-                    async for piece in response.aiter_bytes():
+                    async for piece in response.aiter_raw():
                         for answer in following.read_piece(piece):
                             yield answer
                 else:
-                    await response.aread()
-                    for answer in following.read_response(response):
+                    for answer in following.read_response(await connection.read_whole_async(response)):
                         yield answer
         if not following.done:
             await asyncio.sleep(following.wait_s())

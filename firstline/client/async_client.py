@@ -12,7 +12,7 @@ import httpx
 
 from firstline.client import answer_stream
 from firstline.client.calls import Call
-from firstline.client.connection import BaseClient, link_error, this_loop
+from firstline.client.connection import BaseClient, link_error, read_whole_async, this_loop
 from firstline.client.infer_many import in_tasks
 from firstline.client.retries import Steps
 from firstline.client.sync_client import Client
@@ -86,14 +86,15 @@ class AsyncClient(BaseClient[httpx.AsyncClient]):
 
     async def _send(self, call: Call[T]) -> T:
         try:
-            response = await self._http.request(
+            async with self._http.stream(
                 call.method,
                 call.path,
                 content=call.content,
                 headers=call.headers,
                 params=call.params,
                 timeout=min(call.silence_s, self._timeout_s),
-            )
+            ) as streamed:
+                response = await read_whole_async(streamed)
         except httpx.HTTPError as error:
             raise link_error(error, self.url) from error
         try:

@@ -13,8 +13,17 @@ import httpx
 
 from firstline.client.calls import Call
 from firstline.client.retries import Steps, job_result
-from firstline_core.errors import ConfigError, FirstlineError, LinkDownError, ProtocolError, RemoteTimeoutError
+from firstline_core.errors import (
+    ConfigError,
+    FirstlineError,
+    LinkDownError,
+    ProtocolError,
+    RemoteTimeoutError,
+    RequestError,
+)
+from firstline_core.protocol.http import decompressed
 from firstline_core.protocol.http_client import ClientSettings, connection_fault, untrusted
+from firstline_core.protocol.limits import DEFAULT_LIMITS
 from firstline_core.storage.files import not_certificates
 
 DEFAULT_URL = "http://127.0.0.1:8070"  # this machine's agent
@@ -44,7 +53,7 @@ class BaseClient(ABC, Generic[Http]):
         self._socket = socket
         self._settings = ClientSettings(
             str(base_url(url)),
-            headers=authorization(token),
+            headers={"Accept-Encoding": "gzip, deflate"} | authorization(token),
             tls=verification(ca_file),
             use_environment=True,
             timeout=timeout_s,
@@ -164,6 +173,51 @@ def verification(ca_file: Path | str | None) -> ssl.SSLContext | bool:
         return ssl.create_default_context(cafile=ca_file)
     except OSError as error:  # an SSLError is one
         raise ConfigError(f"{ca_file} {not_certificates(error)}, such as the gateway's authorities.pem.") from error
+
+
+def read_whole(streamed: httpx.Response) -> httpx.Response:
+    """Returns a response whose body is read and decompressed within the limits: a server cannot fill the memory.
+
+    Raises:
+        ProtocolError: the body is over the limit, or not in the encoding that it claims.
+    """
+    body = bytearray()
+    for part in streamed.iter_raw():
+        _append(body, part, streamed)
+    return _decompressed(streamed, bytes(body))
+
+
+async def read_whole_async(streamed: httpx.Response) -> httpx.Response:
+    """`read_whole` for asyncio."""
+    body = bytearray()
+    async for part in streamed.aiter_raw():
+        _append(body, part, streamed)
+    return _decompressed(streamed, bytes(body))
+
+
+def _append(body: bytearray, part: bytes, response: httpx.Response) -> None:
+    body += part
+    if len(body) > DEFAULT_LIMITS.body_bytes:
+        raise ProtocolError(
+            f"{response.url} answers with more than {DEFAULT_LIMITS.body_bytes} bytes, the most that is read; ask for "
+            "fewer rows or outputs."
+        )
+
+
+def _decompressed(response: httpx.Response, body: bytes) -> httpx.Response:
+    try:
+        content = decompressed(response.headers, body, DEFAULT_LIMITS)
+    except RequestError as error:
+        raise ProtocolError(f"The answer of {response.url} cannot be read. {error.message}") from error
+    headers = response.headers.copy()
+    headers.pop("Content-Encoding", None)  # httpx would decompress it again
+    return httpx.Response(
+        response.status_code,
+        headers=headers,
+        content=content,
+        request=response.request,
+        extensions=response.extensions,
+    )
 
 
 def link_error(error: httpx.HTTPError, url: str) -> FirstlineError:

@@ -17,7 +17,7 @@ import httpx
 from firstline.client import answer_stream, calls, retries
 from firstline.client.answer_stream import DEFAULT_PATIENCE_S
 from firstline.client.calls import Call, FileOptions, Inputs, RequestOptions
-from firstline.client.connection import DEFAULT_TIMEOUT_S, BaseClient, link_error, this_process
+from firstline.client.connection import DEFAULT_TIMEOUT_S, BaseClient, link_error, read_whole, this_process
 from firstline.client.infer_many import DEFAULT_IN_FLIGHT, Pause, Progress, in_threads
 from firstline.client.infer_many import DEFAULT_PATIENCE_S as RETRY_PATIENCE_S
 from firstline.client.results import Prediction
@@ -226,7 +226,7 @@ class Client(BaseClient[httpx.Client]):
         return self._send(calls.prediction(request_id))
 
     def wait_for_final(self, request_id: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> InferResponse:
-        """Polls until the answer with an id is final or expired.
+        """Polls until the answer with an id is final or expired, also while the agent restarts.
 
         Returns:
             The correction, or the provisional outputs with status `expired` if no correction was possible.
@@ -287,14 +287,15 @@ class Client(BaseClient[httpx.Client]):
 
     def _send(self, call: Call[T]) -> T:
         try:
-            response = self._http.request(
+            with self._http.stream(
                 call.method,
                 call.path,
                 content=call.content,
                 headers=call.headers,
                 params=call.params,
                 timeout=min(call.silence_s, self._timeout_s),
-            )
+            ) as streamed:
+                response = read_whole(streamed)
         except httpx.HTTPError as error:
             raise link_error(error, self.url) from error
         try:

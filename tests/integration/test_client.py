@@ -1,11 +1,13 @@
 """`Client` and `AsyncClient` against both tiers as processes, and against servers that are not a tier."""
 
 import asyncio
+import gzip
 import inspect
 import io
 import socket
+import zlib
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -22,6 +24,7 @@ import firstline
 from firstline import AsyncClient, Classification, Client
 from firstline_core import errors
 from firstline_core.bundle.store import open_bundle
+from firstline_core.protocol.limits import DEFAULT_LIMITS
 from firstline_core.types import InferResponse, Status, Tier
 
 BODY_LIMIT_BYTES = 200_000
@@ -231,7 +234,7 @@ def saying(reply: bytes) -> Iterator[str]:
                     connection, _ = listener.accept()
                 except OSError:
                     return
-                with connection:
+                with connection, suppress(ConnectionError):  # a client that has read enough
                     connection.recv(65_536)
                     if reply:
                         connection.sendall(reply)
@@ -274,6 +277,32 @@ async def test_foreign_server_is_a_protocol_error(kind: str, reply: bytes) -> No
                 await ask(*call)
         with pytest.raises(errors.ProtocolError, match=url):
             await anext(ask.begin("stream_file", "digits", b"x"))
+        await ask.close()
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+async def test_an_answer_over_the_limit_is_not_read_to_its_end(kind: str, compressed: bool) -> None:
+    body = b" " * (DEFAULT_LIMITS.body_bytes + 1)
+    encoding = "gzip" if compressed else "identity"
+    head = f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Encoding: {encoding}\r\n\r\n"
+    with saying(head.encode() + (gzip.compress(body, 1) if compressed else body)) as url:
+        ask = Asker(kind, url)
+        for call in (("metadata", "digits"), ("answer", "x")):
+            with pytest.raises(errors.ProtocolError, match=f"{DEFAULT_LIMITS.body_bytes}"):
+                await ask(*call)
+        with pytest.raises(errors.ProtocolError, match=f"{DEFAULT_LIMITS.body_bytes}"):
+            await anext(ask.begin("stream_file", "digits", b"x"))
+        await ask.close()
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate", "identity"])
+async def test_an_answer_that_a_proxy_compresses_is_read(kind: str, encoding: str) -> None:
+    plain = b'{"name": "digits", "inputs": [], "outputs": []}'
+    body = {"gzip": gzip.compress, "deflate": zlib.compress, "identity": bytes}[encoding](plain)
+    head = f"HTTP/1.1 200 OK\r\nContent-Encoding: {encoding}\r\nContent-Length: {len(body)}\r\n\r\n"
+    with saying(head.encode() + body) as url:
+        ask = Asker(kind, url)
+        assert (await ask("metadata", "digits")).name == "digits"
         await ask.close()
 
 

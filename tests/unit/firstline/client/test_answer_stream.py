@@ -45,12 +45,12 @@ def streaming(*pieces: bytes | httpx.HTTPError) -> Callable[[httpx.Request], htt
 
 def refusing(error: FirstlineError) -> Callable[[httpx.Request], httpx.Response]:
     reply = error_reply(error)
-    return lambda _: httpx.Response(reply.status, headers=reply.headers, content=reply.body)
+    return lambda _: httpx.Response(reply.status, headers=reply.headers, stream=httpx.ByteStream(reply.body))
 
 
 def of_a_proxy(_: httpx.Request) -> httpx.Response:
     """The answer of a proxy whose server restarts."""
-    return httpx.Response(502, content=b"<html>502 Bad Gateway</html>")
+    return httpx.Response(502, stream=httpx.ByteStream(b"<html>502 Bad Gateway</html>"))
 
 
 class Server:
@@ -167,12 +167,16 @@ def test_event_of_another_request_is_an_error(followed: Follow, number: int) -> 
 
 def test_answer_without_stream_is_final(followed: Follow) -> None:
     body = event(2, Status.FINAL, "two").removeprefix(b"id: 2\ndata: ").strip()
-    server = Server(lambda _: httpx.Response(200, headers={"Content-Type": "application/json"}, content=body))
+    server = Server(
+        lambda _: httpx.Response(200, headers={"Content-Type": "application/json"}, stream=httpx.ByteStream(body))
+    )
     assert followed(server) == BOTH[1:]
 
 
 def test_no_content_ends_the_stream(followed: Follow) -> None:
-    server = Server(streaming(event(1, Status.PROVISIONAL)), lambda _: httpx.Response(204))
+    server = Server(
+        streaming(event(1, Status.PROVISIONAL)), lambda _: httpx.Response(204, stream=httpx.ByteStream(b""))
+    )
     assert followed(server) == BOTH[:1]
 
 

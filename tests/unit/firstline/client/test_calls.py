@@ -13,6 +13,7 @@ import firstline
 from firstline.client import calls, connection
 from firstline_core import errors
 from firstline_core.protocol import http, oip
+from firstline_core.protocol.http_transport import BlockingTransport
 from firstline_core.types import Answer, InferRequest, InferResponse, Privacy, Reason, Route, Status, Tensor, Tier, Wait
 
 ANSWER = Answer(
@@ -395,13 +396,13 @@ class TestTrace:
     def test_many_requests_have_the_trace_of_their_call(self, monkeypatch: pytest.MonkeyPatch) -> None:
         seen: list[object] = []
 
-        def request(*_: object, headers: dict[str, str], content: bytes, **__: object) -> httpx.Response:
-            seen.append(headers.get("traceparent"))
-            asked = oip.decode_request("m", content, http.header_length(httpx.Headers(headers)))
+        def send(request: httpx.Request) -> httpx.Response:
+            seen.append(request.headers.get("traceparent"))
+            asked = oip.decode_request("m", request.read(), http.header_length(request.headers))
             reply = oip.encode_response(asked, InferResponse("m", "1", asked.inputs, id=asked.id))
-            return response(200, reply.body, **http.headers_for(reply))
+            return httpx.Response(200, headers=http.headers_for(reply), stream=httpx.ByteStream(reply.body))
 
-        monkeypatch.setattr(httpx.Client, "request", request)
+        monkeypatch.setattr(BlockingTransport, "handle_request", lambda _, request: send(request))
         with firstline.Client() as client:
             with use_span(NonRecordingSpan(SpanContext(10, 11, True, TraceFlags(0)))):
                 outcomes = client.infer_many("m", [{"x": [1]}] * 3)
