@@ -188,8 +188,8 @@ class Wait(StrEnum):
 class Reason(StrEnum):
     """Why this answer was given: a closed list, safe as a metric label.
 
-    The code that decides it is in `routing/policy.py`, in the device's `cascade` and in its `requests/full_answers.py`.
-    When you add a value, give it its sentence here and a row in docs/reference/answers.md.
+    When you add a value, give it its sentence here and a row in docs/reference/answers.md. The table of
+    docs/concepts/architecture.md lists the code that decides it, and what else a new reason touches.
 
     Attributes:
         explanation: a sentence for people; `{scores}` is the place of the score and the threshold.

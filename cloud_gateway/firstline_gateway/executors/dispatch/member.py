@@ -1,4 +1,7 @@
-"""One executor of the pool: its models with the times of their batches, its running batches, and predictions. No I/O.
+"""A member of the pool: its models with the times of their batches, its running batches, and predictions. No I/O.
+
+A member is an executor, or one server of an executor that has several. Where only the member itself is meant, the
+code calls it the executor.
 
 The usual seconds of a model's batches come from a profile, or from the measurement when the model was loaded; otherwise
 the first batches tell. The pace is the ratio of observed to expected time: 1 as usual, 3 if everything takes three
