@@ -131,7 +131,7 @@ async def test_broken_contract_is_detected_reported_and_stored(tmp_path: Path, p
                 assert answer.certified or answer.reason is not Reason.CONFIDENT
             assert sum(answer.reason is Reason.BUDGET for answer in fresh) > 40
             assert 'firstline_edge_contract_alarm{model="digits",version="1"} 1.0' in await page(device, "metrics")
-            assert "an alarm voids its certificate" in output_of(folder, "status")
+            assert f"its certificate is void: {broken['cause']}" in output_of(folder, "status")
             assert "was audited: the full model agreed" in output_of(folder, "explain", kept[-1].request_id)
             assert "the contract is broken" in (folder / "agent-http.log").read_text()
             device.process.kill()
@@ -143,7 +143,7 @@ async def test_broken_contract_is_detected_reported_and_stored(tmp_path: Path, p
             for answer in [await asked(device, scan) for scan in list(scans(200))[80:110]]:
                 assert answer.certified == (answer.model_digest == full_digest)
                 assert answer.reason is not Reason.CONFIDENT
-            assert "certificate voided by alarm" in (folder / "agent-http.log").read_text()
+            assert "certificate is void" in (folder / "agent-http.log").read_text()
     table = output_of(folder, "audit", "list")
     assert table.splitlines()[0] == "score,agree,weight,kept,certificate"
     anew = CliRunner().invoke(

@@ -81,16 +81,16 @@ async def _only_tightens(
                             scene.held, ContractNotice(bool(first), second, int(propensity))
                         )
                     certificate_state = scene.certificates.of(scene.held)
-                    assert certificate_state.alarmed >= alarmed
+                    assert certificate_state.is_void >= alarmed
                     assert monitored.threshold >= threshold
                     assert scene.router.threshold(scene.held) == max(CERTIFIED, monitored.threshold)
                     assert scene.certificates.level(monitored) <= level
                     alarmed, threshold, level = (
-                        certificate_state.alarmed,
+                        certificate_state.is_void,
                         monitored.threshold,
                         scene.certificates.level(monitored),
                     )
-                assert scene.certificates.of(scene.held).alarmed == alarmed
+                assert scene.certificates.of(scene.held).is_void == alarmed
                 assert monitored.threshold == threshold
                 assert scene.certificates.level(monitored) <= level
                 for value in asked:

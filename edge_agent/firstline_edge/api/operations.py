@@ -172,7 +172,7 @@ def _contract_of(monitored: MonitoredCertificate | None) -> dict[str, object] | 
         return None
     record, state = monitored.record, monitored.record.state
     return {
-        "alarm": state.alarmed,
+        "alarm": state.is_void,
         "tightened": state.tightened,
         "escalates_all": state.escalates_all,
         "audits": record.agreed + record.disagreed,

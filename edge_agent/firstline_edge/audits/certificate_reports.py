@@ -33,12 +33,12 @@ def describe(certificates: CertificateStates, model: DeviceModel) -> dict[str, o
         return None
     record, state, index = monitored.record, monitored.record.state, monitored.stability_index()
     return {
-        "alarm": state.alarmed,
+        "alarm": state.is_void,
         "cause": state.cause or None,
-        "since": iso_time(state.alarmed_wall_s).replace("+00:00", "Z") if state.alarmed else None,
+        "since": iso_time(state.void_since_wall_s).replace("+00:00", "Z") if state.is_void else None,
         "tightened": state.tightened,
         "escalates_all": state.escalates_all,
-        "escalations_per_hour": certificates.quota_per_hour(monitored) if state.alarmed else None,
+        "escalations_per_hour": certificates.quota_per_hour(monitored) if state.is_void else None,
         "epsilon": max(monitored.bounds.values()),
         "e_value": record.e_value,
         "alarm_at": 1 / certificates.level(monitored),
@@ -84,7 +84,10 @@ async def announce_alarms(alarms: asyncio.Queue[CertificateRecord], links: Seque
 def register_metrics(metrics: RequestMetrics, certificates: CertificateStates) -> None:
     """Registers alarms, evidence and drift by model and version."""
     by_contract: Mapping[str, tuple[str, Callable[[MonitoredCertificate], float | None]]] = {
-        "contract_alarm": ("1 where the audits broke a certificate.", lambda each: float(each.record.state.alarmed)),
+        "contract_alarm": (
+            "1 where a certificate is void: the audits broke it, or their records are lost.",
+            lambda each: float(each.record.state.is_void),
+        ),
         "contract_e_value": (
             "Evidence of the audits against a certificate, 1 at the beginning.",
             lambda each: each.record.e_value,

@@ -162,7 +162,7 @@ class CertificateStates:
     def take_escalation(self, model: DeviceModel) -> bool:
         """Returns whether one more answer may be escalated that only an alarm escalates; uses the quota."""
         monitored = self.find(model)
-        if monitored is None or not monitored.record.state.alarmed:
+        if monitored is None or not monitored.record.state.is_void:
             return True
         now_s, per_hour = self._clock.monotonic_s(), self.quota_per_hour(monitored)
         monitored.quota = sampling.refill(monitored.quota, now_s - monitored.quota_at_s, per_hour)
@@ -312,12 +312,12 @@ class CertificateStates:
         record = self._records.pop(key, None)
         if record is None:
             record = new_record(self._records, name, model.version, certificate)
-            if not record.state.alarmed and self._file.lost_after(model.bundle.path / MANIFEST_NAME):
+            if not record.state.is_void and self._file.lost_after(model.bundle.path / MANIFEST_NAME):
                 record.state = self._unknown()
                 self.save()
         self._records[key] = record  # the last ones are the newest
-        if record.state.alarmed:
-            log.warning("certificate voided by alarm", model=name, version=model.version, cause=record.state.cause)
+        if record.state.is_void:
+            log.warning("certificate is void", model=name, version=model.version, cause=record.state.cause)
         scores = None
         if (histogram := certificate.histogram) is not None:
             scores = drift.ScoreHistogram(histogram.edges, _REMEMBERED_SCORES, record.scores)
@@ -335,15 +335,15 @@ class CertificateStates:
         """Makes all present certificates unknown: the file that was lost may have held an alarm of any of them."""
         state = self._unknown()
         for monitored in self:
-            if monitored.record.state.alarmed:  # `watch` did so, because the bundle was here before
+            if monitored.record.state.is_void:  # `watch` did so, because the bundle was here before
                 continue
             monitored.record.state = state
             name, version = monitored.record.model, monitored.record.version
-            log.warning("certificate voided by alarm", model=name, version=version, cause=state.cause)
+            log.warning("certificate is void", model=name, version=version, cause=state.cause)
             self.save()  # not without a certificate: an empty file would end the doubt
 
     def _unknown(self) -> CertificateState:
-        return CertificateState("unknown", _LOST_RECORD, alarmed_wall_s=self._clock.wall_s())
+        return CertificateState("unknown", _LOST_RECORD, void_since_wall_s=self._clock.wall_s())
 
     def unwatch(self, model: DeviceModel) -> None:
         """Stops testing the certificate of a variant; the findings stay for when the variant comes back."""
@@ -369,7 +369,7 @@ class CertificateStates:
         if record.state.broken:
             state = record.state
         else:
-            state = replace(state, cause=cause, event=broken[0], alarmed_wall_s=self._clock.wall_s())
+            state = replace(state, cause=cause, event=broken[0], void_since_wall_s=self._clock.wall_s())
         escalates_all = after == EVERYTHING
         record.state = replace(state, tightened=None if escalates_all else after, escalates_all=escalates_all)
         for event, each in record.events.items():

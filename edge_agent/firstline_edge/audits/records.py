@@ -45,9 +45,9 @@ class CertificateState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         name: of the state.
-        cause: sentence that gives the alarm's cause; "" without an alarm.
+        cause: why the certificate is void, as a sentence; "" while it is valid.
         event: whose promise was the first to be found broken; `ALL_ROWS` for that about all rows, and without an alarm.
-        alarmed_wall_s: wall time of the alarm; 0 without one.
+        void_since_wall_s: wall time of the alarm, or of the loss of the records; 0 while it is valid.
         tightened: raised threshold for accepting edge answers; None for the certificate's.
         escalates_all: no edge answer is accepted.
     """
@@ -55,13 +55,13 @@ class CertificateState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: Literal["valid", "unknown", "broken_on_device", "broken_in_fleet"] = "valid"
     cause: str = ""
     event: str = ALL_ROWS
-    alarmed_wall_s: float = 0.0
+    void_since_wall_s: float = 0.0
     tightened: float | None = None
     escalates_all: bool = False
 
     @property
-    def alarmed(self) -> bool:
-        """Whether the certificate has lost its validity."""
+    def is_void(self) -> bool:
+        """Whether the certificate covers no answer: after an alarm, or because lost records may have held one."""
         return self.name != "valid"
 
     @property
@@ -148,7 +148,7 @@ def new_record(
     events = {name: EventRecord(audit.begin(bound)) for name, bound in certificate.audit_bounds.items()}
     record = CertificateRecord(model=model, version=version, proof=proof, events=events)
     for old in records.values():
-        if (old.model, old.proof) == (model, proof) and old.state.alarmed:
+        if (old.model, old.proof) == (model, proof) and old.state.is_void:
             record.state, record.escalations_per_hour = old.state, old.escalations_per_hour
     return record
 

@@ -57,7 +57,7 @@ _READ_TIMEOUT_S, _WRITE_TIMEOUT_S = 0.01, 1.0
 # A commit of one result writes seven pages, so shared commits spare flash memory.
 _GROUP_PUTS, _GROUP_S = 64, 60.0
 _WAITING_LIMIT = 1024  # while the disk is slow
-_OUTDATED_LIMIT = 16_384
+_STALE_LIMIT = 16_384
 _EVERY_KEY = b""  # among outdated keys, it means all keys; no result has it
 _RETRY_S = 60.0
 _EXPIRE_EVERY_S = 3600.0
@@ -244,7 +244,7 @@ class DiskCache:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="cache-writer")
         # What is to change on the disk, the latest first. None removes the entry of a key.
         self._waiting: Changes = {}  # oldest first
-        self._outdated: Changes = {}  # the disk may hold older values, because newer ones were never written
+        self._stale: Changes = {}  # the disk may hold older values of these keys: newer ones were never written
         self._group: Changes = {}  # that is being written
         self._writing: Future[None] | None = None
         self._group_limit = 1  # the first put goes alone, to see what the disk does
@@ -284,7 +284,7 @@ class DiskCache:
         self._begin_if_due()
         if len(self._waiting) > _WAITING_LIMIT:
             oldest = next(iter(self._waiting))
-            self._mark_outdated([oldest])
+            self._mark_stale([oldest])
             del self._waiting[oldest]
 
     def expire(self) -> None:
@@ -313,7 +313,7 @@ class DiskCache:
         if self._writing is not None:
             wait([self._writing])
             self._settle()
-        if self._waiting or self._outdated:
+        if self._waiting or self._stale:
             self.expire()
         if self._writing is not None and (error := self._writing.exception()) is not None:
             results = sum(entry is not None for entry in self._group.values())
@@ -325,8 +325,8 @@ class DiskCache:
         """Starts to write what waits if it is complete or has waited long enough, unless a group is being written."""
         due = len(self._waiting) >= self._group_limit or self._clock.monotonic_s() >= self._due_s
         if due and self._cache is not None and self._writing is None:
-            self._group = self._outdated | self._waiting
-            self._outdated, self._waiting, self._due_s = {}, {}, math.inf
+            self._group = self._stale | self._waiting
+            self._stale, self._waiting, self._due_s = {}, {}, math.inf
             self._writing = self._thread.submit(self._write, self._cache, self._group)
 
     def _write(self, cache: diskcache.Cache, group: Changes) -> None:
@@ -385,29 +385,29 @@ class DiskCache:
         if error is not None:
             self._group_limit = 1
             stored = self._stored
-            self._mark_outdated(key for key in group if stored is None or key in stored or key == _EVERY_KEY)
+            self._mark_stale(key for key in group if stored is None or key in stored or key == _EVERY_KEY)
             self._fail(error)
         elif any(group.values()):  # any disk can write nothing
             self._group_limit = _GROUP_PUTS
             self._problem = ""
         self._begin_if_due()
 
-    def _mark_outdated(self, keys: Iterable[bytes]) -> None:
+    def _mark_stale(self, keys: Iterable[bytes]) -> None:
         """Notes that the disk may hold older values of these keys; of all keys, if too many are to be remembered."""
-        self._outdated.update(dict.fromkeys(keys))
-        if len(self._outdated) > _OUTDATED_LIMIT or _EVERY_KEY in self._outdated:
-            self._outdated = {_EVERY_KEY: None}
+        self._stale.update(dict.fromkeys(keys))
+        if len(self._stale) > _STALE_LIMIT or _EVERY_KEY in self._stale:
+            self._stale = {_EVERY_KEY: None}
 
     def _latest(self, key: bytes) -> Entry | None:
         """Returns the entry that was put last; None if that one was dropped or refused."""
-        for changes in (self._waiting, self._outdated, self._group):
+        for changes in (self._waiting, self._stale, self._group):
             if key in changes or _EVERY_KEY in changes:
                 return changes.get(key)
         stored = self._stored  # the writing thread may replace it at any moment
         return self._read(key) if stored is None or key in stored else None
 
     def _read(self, key: bytes) -> Entry | None:
-        """Returns the entry on disk; None if there is none, or the disk refuses or rests."""
+        """Returns the entry on disk; None if there is none, if reading fails, or during the pause after a slow read."""
         began_s = self._clock.monotonic_s()
         if began_s < self._rests_until_s or self._cache is None:
             return None
@@ -420,7 +420,7 @@ class DiskCache:
             return self._seal.open(sealed, key), expires_s
         except IntegrityError as error:
             log.warning("unreadable cache entry removed", error=error.message)
-            self._mark_outdated([key])
+            self._mark_stale([key])
             return None
         except Exception as error:  # noqa: BLE001 (whatever reading raises is a miss)
             self._fail(error)
@@ -478,7 +478,7 @@ class DiskCache:
             self._thread.submit(cache.close).result()
             cache.close()
         self._writing = self._stored = None
-        for changes in (self._waiting, self._outdated, self._group):
+        for changes in (self._waiting, self._stale, self._group):
             changes.clear()
 
 

@@ -494,8 +494,8 @@ class TierRouter:
         if unusable := self.policy.uncertified():
             return unusable
         monitored = self._certificates.find(model) if self._certificates is not None else None
-        if monitored is not None and monitored.record.state.alarmed:
-            return f"an alarm voids its certificate: {monitored.record.state.cause}"
+        if monitored is not None and monitored.record.state.is_void:
+            return f"its certificate is void: {monitored.record.state.cause}"
         certificate = model.edge.certificate if model.edge is not None else None
         if certificate is None:
             return model.edge.uncertified if model.edge is not None else ""
@@ -533,7 +533,7 @@ class TierRouter:
             covered = (
                 certificate is not None
                 and certificate.contract in self.policy.certifies
-                and not certificate_state.alarmed
+                and not certificate_state.is_void
                 and policy.covered(_CONFIDENT, threshold, certificate, group)
             )
             record: Mapping[str, Any] = {

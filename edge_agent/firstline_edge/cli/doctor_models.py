@@ -164,7 +164,7 @@ def _record_of(manifest: Manifest, variant: Model, stored: Mapping[str, Certific
 
 def _contract_finding(subject: str, record: CertificateRecord) -> Finding:
     audits = f"{counted(record.agreed + record.disagreed, 'audit')}, {record.disagreed} disagreed"
-    if not record.state.alarmed:
+    if not record.state.is_void:
         return ok(subject, audits)
     advice = "certify again, with the output of `edge-agent audit list`, and copy the new bundle here"
-    return warning(subject, f"{audits}; an alarm voids its certificate: {record.state.cause}", advice)
+    return warning(subject, f"{audits}; its certificate is void: {record.state.cause}", advice)

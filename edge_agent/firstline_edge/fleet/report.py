@@ -302,7 +302,7 @@ class FleetCounts:
     def _counts_of(self, key: ModelVersion, sums: _Sums, device_model: DeviceModel | None) -> ModelCounts:
         found = {**msgspec.structs.asdict(sums), "name": key[0], "version": int(key[1])}
         if device_model is not None:
-            found["alarm"] = self.certificates.of(device_model).alarmed
+            found["alarm"] = self.certificates.of(device_model).is_void
             found["device_alarm"] = self.certificates.alarm_of(device_model)
         return msgspec.convert(found, ModelCounts)
 

@@ -146,7 +146,7 @@ async def test_an_alarm_that_an_audit_brings_back_begins_a_test_without_it(scene
     await scene.infer(SURE)  # under way at the alarm
     scene.cloud.gate.set()
     assert (await ended(scene, 63))[-2:] == ["disagreed"] * 2
-    assert monitored.record.state.alarmed and monitored.record.state.tightened == pytest.approx(0.85)
+    assert monitored.record.state.is_void and monitored.record.state.tightened == pytest.approx(0.85)
     assert monitored.record.events[""].test == audit.begin(0.05)
 
 

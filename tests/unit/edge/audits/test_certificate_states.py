@@ -72,7 +72,7 @@ def feed(scene: Scene, *results: tuple[float, float]) -> int:
     monitored = scene.monitored
     for number, (score, agree) in enumerate(results, 1):
         audited(scene, score, agree)
-        if monitored.record.state.alarmed:
+        if monitored.record.state.is_void:
             return number
     return 0
 
@@ -189,7 +189,7 @@ def feed_events(scene: Scene, *results: tuple[float, dict[str, float]]) -> None:
     """Results of audits, as (score, losses of the events that can occur)."""
     monitored = scene.monitored
     for score, events in results:
-        if monitored.record.state.alarmed:
+        if monitored.record.state.is_void:
             return
         sample = monitored.sample(0.0, score, Comparison(max(events.values(), default=0.0), events), 1.0, kept=True)
         scene.certificates.audited(monitored, sample, threshold=monitored.threshold)
@@ -210,7 +210,7 @@ async def test_only_audits_in_which_an_event_can_occur_test_its_promise(make_sce
 async def test_a_broken_event_alarms_by_name_however_rare_it_is(make_scene: MakeScene) -> None:
     scene = make_scene(events=PROMISED)
     found = 0
-    while not scene.monitored.record.state.alarmed:
+    while not scene.monitored.record.state.is_void:
         feed_events(scene, *[(SURE, {})] * 999, (SURE, {"missed a": 1.0}))
         found += 1
     assert found < 10
@@ -222,7 +222,7 @@ async def test_a_broken_event_alarms_by_name_however_rare_it_is(make_scene: Make
     again = await restarted(scene, make_scene, events=PROMISED)
     assert again.monitored.record.state.cause == record.state.cause
     fresh = await restarted(again, make_scene, events=PROMISED | {"missed a": 0.06})
-    assert not fresh.monitored.record.state.alarmed
+    assert not fresh.monitored.record.state.is_void
 
 
 async def test_an_event_tightens_by_the_audits_in_which_it_can_occur(make_scene: MakeScene) -> None:
@@ -259,7 +259,7 @@ async def test_the_gateways_alarm_is_as_good_as_ones_own(scene: Scene) -> None:
     await scene.infer(0.61)
     monitored = scene.monitored
     state = monitored.record.state
-    assert state.alarmed and state.escalates_all  # no audits of this device show a safe threshold
+    assert state.is_void and state.escalates_all  # no audits of this device show a safe threshold
     assert scene.certificates.quota_per_hour(monitored) == CAREFUL.escalations_per_hour  # the gateway's was taken back
     assert not answer_of(await scene.infer(SURE)).certified
     elapse(scene, 60)
@@ -333,7 +333,7 @@ async def test_an_alarm_and_the_evidence_survive_a_restart(make_scene: MakeScene
     feed(again, *WORSE)
     once_more = await restarted(again, make_scene)
     assert once_more.monitored.record.state == again.monitored.record.state
-    assert once_more.monitored.record.state.alarmed
+    assert once_more.monitored.record.state.is_void
     kept = answer_of(await once_more.infer(0.97))
     assert (kept.reason, kept.certified) == (Reason.CONFIDENT, False)
 
@@ -351,10 +351,10 @@ async def test_another_certificate_starts_a_new_test(make_scene: MakeScene) -> N
     scene = make_scene()
     feed(scene, *[(SURE, 0)] * 20)
     again = await restarted(scene, make_scene, certified=0.82)
-    assert not again.monitored.record.state.alarmed
+    assert not again.monitored.record.state.is_void
     assert answer_of(await again.infer(SURE)).certified
     back = await restarted(again, make_scene)
-    assert back.monitored.record.state.alarmed  # a folder that comes back brings its alarm with it
+    assert back.monitored.record.state.is_void  # a folder that comes back brings its alarm with it
 
 
 @pytest.mark.parametrize(
@@ -419,7 +419,7 @@ async def test_the_loss_of_a_record_is_logged_once(scene: Scene, tmp_path: Path)
     path.write_bytes(b"{")
     with captured_lines() as lines:
         CertificateStates(path, [held], scene.samples, CAREFUL, scene.clock)
-    assert [line["event"] for line in lines].count("certificate voided by alarm") == 1
+    assert [line["event"] for line in lines].count("certificate is void") == 1
 
 
 async def test_a_start_without_certificates_forgets_no_lost_record(make_scene: MakeScene, tmp_path: Path) -> None:
@@ -444,7 +444,7 @@ async def test_a_process_that_dies_unsaved_forgets_no_lost_record(make_scene: Ma
     async with saving(scene):
         await until((tmp_path / "certificates.json").exists)
     again = make_scene()
-    assert (again.certificates.problem, again.monitored.record.state.alarmed) == ("", True)
+    assert (again.certificates.problem, again.monitored.record.state.is_void) == ("", True)
 
 
 @pytest.mark.parametrize(("lacks", "problem"), [("room", "cannot be written"), ("threads", "can't start new thread")])
@@ -470,7 +470,7 @@ async def test_a_refused_write_is_retried_without_another_audit(
         await clock.advance(30)
         await until(path.exists)
         (found,) = records.read(path).values()
-        assert found.state.alarmed
+        assert found.state.is_void
     await scene.certificates.close()
     assert scene.certificates.problem == ""
 
@@ -506,14 +506,14 @@ async def test_records_are_saved_or_logged_once(scene: Scene, tmp_path: Path, ca
 async def test_an_alarm_stays_with_the_certificate_whichever_version_carries_it(make_scene: MakeScene) -> None:
     certificate = make_scene().monitored.certificate
     old = records.new_record({}, "m", "3", certificate)
-    assert not old.state.alarmed
+    assert not old.state.is_void
     old.state, old.drawn = records.CertificateState("broken_on_device", "broken", tightened=0.9), 7
     new = records.new_record({"3": old}, "m", "4", certificate)
     assert (new.version, new.state, new.drawn) == ("4", old.state, 0)
-    assert new.state.alarmed
+    assert new.state.is_void
     renewed = msgspec.structs.replace(certificate, n=certificate.n + 1)
-    assert not records.new_record({"3": old}, "m", "4", renewed).state.alarmed
-    assert not records.new_record({"3": old}, "other", "4", certificate).state.alarmed
+    assert not records.new_record({"3": old}, "m", "4", renewed).state.is_void
+    assert not records.new_record({"3": old}, "other", "4", certificate).state.is_void
 
 
 def test_only_the_latest_records_are_kept() -> None:

@@ -663,9 +663,9 @@ def test_a_value_that_is_too_large_leaves_no_older_one_behind(directory: Path) -
     assert KEY not in keys_on_disk(directory)
 
 
-def test_too_many_outdated_entries_cost_the_whole_cache(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_stale_entries_cost_the_whole_cache(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(results, "_WRITE_TIMEOUT_S", 0.0)
-    monkeypatch.setattr(results, "_OUTDATED_LIMIT", 50)
+    monkeypatch.setattr(results, "_STALE_LIMIT", 50)
     cache, keys = opened(directory), [number.to_bytes(32) for number in range(70)]
     other = b"o" * 32
     for key in (*keys, other):
@@ -675,7 +675,7 @@ def test_too_many_outdated_entries_cost_the_whole_cache(directory: Path, monkeyp
         for key in keys:
             cache.put(key, b"newer")
             written(cache)
-            assert len(cache._outdated) <= 50
+            assert len(cache._stale) <= 50
         assert [cache.get(key) for key in (*keys, other)] == [None] * 71
     cache.put(KEY, b"taken again")
     written(cache)
@@ -694,8 +694,8 @@ def test_refused_results_that_the_disk_never_had_are_forgotten(directory: Path, 
         assert cache.problem  # there was nothing to write, which the disk does not refuse
         cache.put(KEY, b"newer")
         written(cache)
-    assert KEY in cache._outdated
-    assert len(cache._outdated) < 10  # the filter of stored keys seems to hold few others
+    assert KEY in cache._stale
+    assert len(cache._stale) < 10  # the filter of stored keys seems to hold few others
 
 
 def test_damage_that_the_writer_finds_begins_a_fresh_cache(directory: Path, cache: DiskCache) -> None:

@@ -165,7 +165,7 @@ def test_doctor_reports_an_alarm_of_a_bundle_in_use(tmp_path: Path) -> None:
     record.state = CertificateState("broken_on_device", "because")
     records.RecordFile(path).write(records.encode({key: record}))
     (finding,) = contract_findings(settings)
-    assert finding.severity is Severity.WARNING and "an alarm voids its certificate: because" in finding.detail
+    assert finding.severity is Severity.WARNING and "its certificate is void: because" in finding.detail
     path.write_text("{")
     (finding,) = contract_findings(settings)
     assert finding.severity is Severity.WARNING and str(path) in finding.detail
