@@ -16,7 +16,7 @@ from firstline_core.fleet.telemetry import Telemetry
 from firstline_gateway.fleet.totals import Totals, added
 from firstline_gateway.rollouts.judgement.figures import StageDevice, between, compared
 from firstline_gateway.rollouts.judgement.statistics import LOOKS_PER_STAGE
-from firstline_gateway.rollouts.judgement.verdict import Decision, Rules, Verdict, judge
+from firstline_gateway.rollouts.judgement.verdict import Rules, StageDecision, Verdict, judge
 
 
 class _Fleet:
@@ -86,18 +86,18 @@ def _verdict(
 class Ended(NamedTuple):
     """How a rollout ended: the last decision, its stage (from 0) and rule, and the number of devices reached."""
 
-    decision: Decision
+    decision: StageDecision
     stage: int
     rule: str
     reached: int = 0
 
     @property
     def aborted(self) -> bool:
-        return self.decision is Decision.ABORT
+        return self.decision is StageDecision.ABORT
 
     @property
     def promoted(self) -> bool:
-        return self.decision is Decision.PROMOTE
+        return self.decision is StageDecision.PROMOTE
 
 
 def judged(
@@ -127,9 +127,9 @@ def judged(
         fleet = _Fleet(list(population(treated + control, seed * 64 + stage, effect).values()))
         for look, devices in fleet.stage(slice(treated), hours):
             if audits is not None and audits.audit(round(treated * hours / LOOKS_PER_STAGE * AUDITS_PER_HOUR)):
-                return Ended(Decision.ABORT, stage, "contract")
+                return Ended(StageDecision.ABORT, stage, "contract")
             verdict = _verdict(Rules(), look, devices[:treated], devices[treated:], stages=stages, seed=seed)
-            if verdict.decision is Decision.ABORT:
+            if verdict.decision is StageDecision.ABORT:
                 return Ended(verdict.decision, stage, verdict.rule)
     assert verdict is not None
     return Ended(verdict.decision, stages - 1, verdict.rule)
@@ -163,10 +163,10 @@ def rolled_out(seed: int, *, effect: Effect, scenery: Scenery = STREET) -> Ended
             treated, control = devices[taken:until], devices[until:]
             running = treated if audited else ()
             verdict = _verdict(rules, look, treated, control, stages=len(SHARES), seed=seed, running=running)
-            if verdict.decision is Decision.ABORT:
+            if verdict.decision is StageDecision.ABORT:
                 break
         assert verdict is not None
-        if verdict.decision is not Decision.PROMOTE:
+        if verdict.decision is not StageDecision.PROMOTE:
             return Ended(verdict.decision, stage, verdict.rule, until)
         taken = until
-    return Ended(Decision.PROMOTE, len(SHARES), "sound", DEVICES)
+    return Ended(StageDecision.PROMOTE, len(SHARES), "sound", DEVICES)

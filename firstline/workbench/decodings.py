@@ -163,7 +163,7 @@ def first_score(task: AnyTask, reading: Reading) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class DecodingDecision:
     """A choice, and how it was made.
 
     Attributes:
@@ -183,7 +183,7 @@ class Decision:
 
 def decide(
     trials: Trials, reading: Reading, choice: Choice, *, truth: Arrays | None = None, others: Sequence[Arrays] = ()
-) -> Decision:
+) -> DecodingDecision:
     """Tries the values of a choice, and compares them row by row.
 
     Args:
@@ -200,7 +200,7 @@ def decide(
     while True:
         rows = _rows(trials, reading, choice, count, others if truth is None else (truth,))
         if not rows:
-            return Decision(choice, choice.values[0], sure=False, why="no way of decoding fits the model")
+            return DecodingDecision(choice, choice.values[0], sure=False, why="no way of decoding fits the model")
         decision = _compared(choice, rows, judge)
         # A wrong range or activation can make a model surer than the right one, and two models may agree in any way in
         # which both are read alike.
@@ -232,11 +232,11 @@ def _rows(
     return rows
 
 
-def _compared(choice: Choice, rows: Mapping[str, NDArray[np.float64]], judge: Judge) -> Decision:
+def _compared(choice: Choice, rows: Mapping[str, NDArray[np.float64]], judge: Judge) -> DecodingDecision:
     figures = {value: _mean(found) for value, found in rows.items()}
 
-    def decided(value: str, why: str, *, sure: bool = True) -> Decision:
-        return Decision(choice, value, sure, why, figures)
+    def decided(value: str, why: str, *, sure: bool = True) -> DecodingDecision:
+        return DecodingDecision(choice, value, sure, why, figures)
 
     preferred = next(value for value in choice.values if value in rows)
     best = max(figures, key=lambda value: figures[value])
@@ -262,7 +262,7 @@ def _compared(choice: Choice, rows: Mapping[str, NDArray[np.float64]], judge: Ju
     return decided(preferred, f"{meaning(best)} or {meaning(preferred)}: {judge} cannot tell {gain}", sure=False)
 
 
-def _even(decision: Decision) -> bool:
+def _even(decision: DecodingDecision) -> bool:
     """Returns whether another value is about as good as the best one."""
     *_, second, best = (0.0, *sorted(decision.figures.values()))
     return len(decision.figures) > 1 and _alike(best, second)

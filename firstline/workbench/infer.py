@@ -18,7 +18,7 @@ from firstline_core.ids import new_request_id
 from firstline_core.processing.images import checked_header
 from firstline_core.protocol.file_inference import request_from_file
 from firstline_core.protocol.limits import DEFAULT_DECODING_LIMITS
-from firstline_core.routing.policy import Decision, covered, threshold_in_use
+from firstline_core.routing.policy import TierDecision, covered, threshold_in_use
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.storage.files import did_you_mean_file
 from firstline_core.types import (
@@ -106,17 +106,17 @@ class LocalModels:
                 reason = Reason.PARTIAL_INPUTS
             elif reason is Reason.UNCERTAIN:
                 return self._from_full(inputs, reason, confidence)
-        decision = Decision(Tier.EDGE, Reason.REQUESTED if route is Route.EDGE else reason)
+        decision = TierDecision(Tier.EDGE, Reason.REQUESTED if route is Route.EDGE else reason)
         certified = covered(decision, threshold, certificate, label=group)
         return self._answer(self._edge, prediction.outputs, decision, confidence, certified=certified)
 
     def _from_full(self, inputs: Arrays, reason: Reason, confidence: float | None) -> InferResponse:
         assert self._full is not None  # noqa: S101 (checked by the callers)
         outputs = self._full.predict(inputs).outputs
-        return self._answer(self._full, outputs, Decision(Tier.CLOUD, reason), confidence, certified=True)
+        return self._answer(self._full, outputs, TierDecision(Tier.CLOUD, reason), confidence, certified=True)
 
     def _answer(
-        self, model: LoadedModel, outputs: Arrays, decision: Decision, confidence: float | None, *, certified: bool
+        self, model: LoadedModel, outputs: Arrays, decision: TierDecision, confidence: float | None, *, certified: bool
     ) -> InferResponse:
         answer = Answer(
             request_id=new_request_id(),

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
 from firstline_core.errors import RequestError
-from firstline_core.routing.policy import CERTIFIED, Decision, PolicyState, RowEvidence, before
+from firstline_core.routing.policy import CERTIFIED, PolicyState, RowEvidence, TierDecision, before
 from firstline_core.tasks.classification import score, temper
 from firstline_core.types import Privacy, Reason, Route, Tier
 
@@ -85,7 +85,7 @@ EVIDENCE = st.fixed_dictionaries(
 )
 
 
-def by_score(found: float, threshold: float) -> Decision:
+def by_score(found: float, threshold: float) -> TierDecision:
     evidence = RowEvidence(found, 0.0, threshold, has_certificate=False, outputs={}, now_s=0.0)
     return CERTIFIED.decide(evidence, PolicyState())
 
@@ -115,5 +115,5 @@ def test_one_tier_answers_each_request_in_its_bounds(evidence: dict[str, Any], f
 @given(st.floats(), st.floats())
 def test_accepted_if_the_score_reaches_the_threshold(found: float, threshold: float) -> None:
     decision = by_score(found, threshold)
-    accepted, escalated = Decision(Tier.EDGE, Reason.CONFIDENT), Decision(Tier.CLOUD, Reason.UNCERTAIN)
+    accepted, escalated = TierDecision(Tier.EDGE, Reason.CONFIDENT), TierDecision(Tier.CLOUD, Reason.UNCERTAIN)
     assert decision == (accepted if found >= threshold else escalated)  # no comparison holds for NaN

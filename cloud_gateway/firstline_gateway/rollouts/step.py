@@ -35,7 +35,7 @@ from firstline_gateway.rollouts.device_progress import (
 )
 from firstline_gateway.rollouts.judgement.figures import BEFORE_S, Baseline, Period, StageDevice, between, compared
 from firstline_gateway.rollouts.judgement.statistics import LOOKS_PER_STAGE
-from firstline_gateway.rollouts.judgement.verdict import Decision, Verdict, judge
+from firstline_gateway.rollouts.judgement.verdict import StageDecision, Verdict, judge
 from firstline_gateway.rollouts.rollout import (
     BEGUN,
     EVER_OFFERED,
@@ -402,9 +402,9 @@ def evaluate(changes: StepChanges, assignments: Mapping[str, Assignment], view: 
         sentence=f"{rollout.stage_title}: {verdict.sentence}",
     )
     _record(changes, verdict, now)
-    if verdict.decision is Decision.ABORT:
+    if verdict.decision is StageDecision.ABORT:
         changes.abort(verdict.rule, verdict.sentence, now)
-    elif verdict.decision is Decision.PROMOTE:
+    elif verdict.decision is StageDecision.PROMOTE:
         changes.promote(f"rule:{verdict.rule}", verdict.sentence)
     elif over and now.service_s >= patient_s:
         changes.pause(
@@ -419,7 +419,7 @@ def abort_early(changes: StepChanges, devices: Iterable[Assignment], now: StepTi
     if not failed:
         return False
     verdict = _judged(changes.rollout, len(tried) - failed, failed, _Observed([], [], []), over=False)
-    if verdict.decision is not Decision.ABORT:
+    if verdict.decision is not StageDecision.ABORT:
         return False
     _record(changes, verdict, now)
     changes.abort(verdict.rule, verdict.sentence, now)

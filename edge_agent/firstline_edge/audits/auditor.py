@@ -258,7 +258,7 @@ class Auditor:
         may_draw = self._may_draw(monitored)
         fully_answered: list[Row] = []
         for row in rows:
-            if row.reason not in _BY_SCORE:
+            if row.policy_reason not in _BY_SCORE:
                 continue
             score = row.score
             if monitored.scores is not None:
@@ -281,7 +281,7 @@ class Auditor:
         if not model.manifest.full_digest:
             return
         for row in rows:
-            if row.edge is not None and row.output is row.edge and row.reason in _BY_SCORE:
+            if row.edge is not None and row.output is row.edge and row.policy_reason in _BY_SCORE:
                 self._draw(request, model, row, row.edge)
 
     def _draw(

@@ -35,7 +35,7 @@ from firstline_core.errors import (
 from firstline_core.processing.decoding import FileDecoding, is_light
 from firstline_core.processing.image_header import NO_COST
 from firstline_core.routing import policy
-from firstline_core.routing.policy import CERTIFIED, Decision, Policy, PolicyState, RowEvidence
+from firstline_core.routing.policy import CERTIFIED, Policy, PolicyState, RowEvidence, TierDecision
 from firstline_core.types import InferResponse, Privacy, Reason, Tier, take_rows
 from firstline_edge.adaptation.variants import VariantChooser
 from firstline_edge.audits.auditor import Auditor
@@ -56,8 +56,8 @@ from firstline_edge.settings.settings import EdgeSettings, PolicySection
 _EDGE, _CACHE, _CLOUD = Tier.EDGE, Tier.CACHE, Tier.CLOUD
 _LOCAL_ONLY = Privacy.LOCAL_ONLY
 _NO_ROWS = ((), (0,))
-_CONFIDENT, _DENIED = Decision(_EDGE, Reason.CONFIDENT), Decision(_EDGE, Reason.BUDGET)
-_TOO_HEAVY = Decision(_CLOUD, Reason.HEAVY)
+_CONFIDENT, _DENIED = TierDecision(_EDGE, Reason.CONFIDENT), TierDecision(_EDGE, Reason.BUDGET)
+_TOO_HEAVY = TierDecision(_CLOUD, Reason.HEAVY)
 _LATE = "This device's model was not done before the request's deadline; give it more time."
 
 
@@ -317,7 +317,7 @@ class RowDecisions:
     clock: Clock
 
     def decide(
-        self, context: RequestContext, model: DeviceModel, by_request: Decision | None, hedge: Hedge | None
+        self, context: RequestContext, model: DeviceModel, by_request: TierDecision | None, hedge: Hedge | None
     ) -> list[Row]:
         """Answers the rows that need no escalation, and notes the thresholds; returns the other rows.
 
@@ -340,7 +340,7 @@ class RowDecisions:
         context: RequestContext,
         model: DeviceModel,
         row: Row,
-        by_request: Decision | None,
+        by_request: TierDecision | None,
         hedge: Hedge | None,
         *,
         terms: AcceptanceTerms,
@@ -360,7 +360,7 @@ class RowDecisions:
         """
         edge, router = model.edge, self.router
         decision = by_request or router.decide(model, row, terms)
-        row.reason = decision.reason
+        row.policy_reason = decision.reason
         if decision.tier is _EDGE and edge is not None:
             row.accept_edge(decision.reason, edge.loaded.digest, certified=terms.certify(decision))
             return True
@@ -369,7 +369,7 @@ class RowDecisions:
         if by_request is not None or edge is None:
             return False
         if self._denied(context, row, decision):
-            # It is accepted by its score if only the price was against the escalation.
+            # The budget denied it. If the policy wanted it only for its value, the score accepts the edge answer.
             confident = row.score >= terms.threshold and not decision.demanded
             accepted = _CONFIDENT if confident else _DENIED
             unreachable = accepted is _DENIED and self.spending is not None and not self.spending.reachable
@@ -390,14 +390,14 @@ class RowDecisions:
         output = self.cache.get(result_key(row.content, digest)) if digest else None
         if output is None:
             return False
-        row.accept_full(output, _CACHE, row.reason, digest)
+        row.accept_full(output, _CACHE, row.policy_reason, digest)
         if hedge is not None:
             hedge.note_cached(row)
         if not any(tried.tier is _CACHE for tried in attempts):
             attempts.append(attempt(self.clock, _CACHE, "ok", started_s))
         return True
 
-    def _denied(self, context: RequestContext, row: Row, decision: Decision) -> bool:
+    def _denied(self, context: RequestContext, row: Row, decision: TierDecision) -> bool:
         """Returns whether an escalation of the row is not worth its price, and notes why."""
         if self.spending is None or row.edge is None:
             return False
@@ -425,7 +425,7 @@ class AcceptanceTerms(NamedTuple):
     covered: bool
     record: Mapping[str, Any]
 
-    def certify(self, decision: Decision) -> bool:
+    def certify(self, decision: TierDecision) -> bool:
         """Returns whether a valid certificate covers an edge answer that this decision accepts."""
         return self.covered and decision.reason is _CONFIDENT.reason
 
@@ -471,7 +471,7 @@ class TierRouter:
         """
         return self.terms(model, group).threshold
 
-    def decide(self, model: DeviceModel, row: Row, terms: AcceptanceTerms) -> Decision:
+    def decide(self, model: DeviceModel, row: Row, terms: AcceptanceTerms) -> TierDecision:
         """Returns the policy's decision by the row's edge output; a row without one goes to the full model.
 
         A policy with a state, such as a rate of escalations, counts the decision.
@@ -505,7 +505,7 @@ class TierRouter:
             return "policy.min_threshold is above its threshold, and its certificate on the stream holds only at that"
         return ""
 
-    def may_escalate(self, model: DeviceModel, row: Row, decision: Decision) -> bool:
+    def may_escalate(self, model: DeviceModel, row: Row, decision: TierDecision) -> bool:
         """Returns whether a row may be escalated.
 
         The escalations that an alarm adds have a quota, so that a fleet's alarm causes no outage. Rows that would be

@@ -63,10 +63,10 @@ class Escalation:
             FirstlineError: see `Cascade.infer`.
         """
         request, deadline_s, edge = context.request, context.deadline_s, model.edge
-        context.turn_to(Tier.CLOUD, escalated[0].reason)
+        context.turn_to(Tier.CLOUD, escalated[0].policy_reason)
 
         # Without an edge answer to fall back on, a failure of the full model is the answer.
-        if edge is None or any(row.reason is Reason.HEAVY for row in escalated):
+        if edge is None or any(row.policy_reason is Reason.HEAVY for row in escalated):
             try:
                 await self.client.answer_rows(request, model, escalated, deadline_s, context.attempts)
             except (LinkError, CapacityError) as error:
@@ -79,7 +79,7 @@ class Escalation:
             answered = await self._answer_now(context, model, edge, escalated, Reason.REQUESTED, promised=True)
             if not any(row.answer is not None and row.answer.reason is Reason.OUTBOX_FULL for row in escalated):
                 return answered
-            context.turn_to(Tier.CLOUD, escalated[0].reason)  # no correction would follow
+            context.turn_to(Tier.CLOUD, escalated[0].policy_reason)  # no correction would follow
         reserve_s, has_answer = self._reserve(context, edge, escalated)
         asked_until_s = deadline_s - reserve_s
         try:
@@ -158,7 +158,7 @@ class Escalation:
 
 def _certifiable(edge: EdgeModel, rows: Sequence[Row]) -> bool:
     """Returns whether a certificate covers the edge answers: all rows were escalated for their value alone."""
-    return edge.certificate is not None and all(row.reason is Reason.VALUABLE for row in rows)
+    return edge.certificate is not None and all(row.policy_reason is Reason.VALUABLE for row in rows)
 
 
 def shedding_error(why: str, error: FirstlineError | None = None) -> SheddingError:

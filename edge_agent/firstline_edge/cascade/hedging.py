@@ -59,7 +59,7 @@ class Hedge:
         if not self.answered or row.content not in self.contents:
             return False
         output, ran = self.call.result()[self.contents.index(row.content)]
-        row.accept_full(output, Tier.CLOUD, row.reason, ran)
+        row.accept_full(output, Tier.CLOUD, row.policy_reason, ran)
         if not self.joined:
             attempts += self.attempts
         self.joined = True

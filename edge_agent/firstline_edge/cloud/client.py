@@ -264,7 +264,7 @@ class CloudClient:
         """
         answers = await self.ask(request, model, rows, deadline_s, attempts)
         for row, (output, ran) in zip(rows, answers, strict=True):
-            row.accept_full(output, Tier.CLOUD, row.reason, ran)
+            row.accept_full(output, Tier.CLOUD, row.policy_reason, ran)
 
     async def ask(
         self,

@@ -114,9 +114,9 @@ class Row(Struct, eq=False):
         edge_key: of the edge model's output in the cache, see `result_key`.
         edge: the edge model's output, once it ran or was found in the cache.
         edge_tier: CACHE if it was found there, EDGE if the model ran.
-        reason: the policy's, for the tier that it chose.
+        policy_reason: why the policy chose its tier.
         output: the output for the caller.
-        answer: which tier gave it, and why.
+        answer: which tier gave it, and the reason for the caller, which may differ from the policy's.
     """
 
     position: int
@@ -124,7 +124,7 @@ class Row(Struct, eq=False):
     edge_key: bytes
     edge: ModelOutput | None = None
     edge_tier: Tier = Tier.EDGE
-    reason: Reason = Reason.UNCERTAIN
+    policy_reason: Reason = Reason.UNCERTAIN
     output: ModelOutput | None = None
     answer: RowAnswer | None = None
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from firstline.workbench.decodings import Decision, Trials
+from firstline.workbench.decodings import DecodingDecision, Trials
 from firstline.workbench.infer import upright_image
 from firstline.workbench.recognition import Reading
 from firstline_core.errors import FirstlineError
@@ -19,7 +19,7 @@ _WIDTH = 640
 _COLUMNS = 2
 
 
-def write_contact_sheet(file: Path, trials: Trials, reading: Reading, decision: Decision) -> tuple[str, ...]:
+def write_contact_sheet(file: Path, trials: Trials, reading: Reading, decision: DecodingDecision) -> tuple[str, ...]:
     """Writes a picture that shows what each value of a choice finds in the image on which they differ most.
 
     No picture is written of rows that are no images.

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from firstline.workbench.decodings import Decision, Trials, decide
+from firstline.workbench.decodings import DecodingDecision, Trials, decide
 from firstline.workbench.pairing.contact_sheet import write_contact_sheet
 from firstline.workbench.recognition import Choice, Reading
 from firstline_core.errors import ConfigError
@@ -91,7 +91,9 @@ def _ways(reading: Reading) -> list[Reading]:
     return ways
 
 
-def _asked(role: str, decision: Decision, values: Sequence[str], chosen: list[int], sheet: Path) -> Decision:
+def _asked(
+    role: str, decision: DecodingDecision, values: Sequence[str], chosen: list[int], sheet: Path
+) -> DecodingDecision:
     """Returns the decision with the value that a person chose, from the contact sheet if there is one."""
     listed = "; ".join(f"{number}: {Choice.meaning(value)}" for number, value in enumerate(values, 1))
     if not chosen:
@@ -105,4 +107,4 @@ def _asked(role: str, decision: Decision, values: Sequence[str], chosen: list[in
     value = values[number - 1]
     source = f"from {sheet.name}" if sheet.is_file() else "by --choose"
     why = f"{Choice.meaning(value)}: chosen {source}"
-    return Decision(decision.choice, value, sure=True, why=why, figures=decision.figures)
+    return DecodingDecision(decision.choice, value, sure=True, why=why, figures=decision.figures)

@@ -86,13 +86,13 @@ _AUTO, _ANY, _CONFIDENT = Route.AUTO, Privacy.ANY, Reason.CONFIDENT
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class TierDecision:
     """The tier that answers, and the reason.
 
     Args:
         tier: EDGE or CLOUD.
-        demanded: for an escalation: False if only its value speaks for it; demanded escalations have a lower price of
-            their own.
+        demanded: for an escalation: False if the policy escalates the row only because its value pays for it. A
+            demanded escalation has a price of its own, which is lower.
     """
 
     tier: Tier
@@ -102,7 +102,7 @@ class Decision:
 
 def before(
     route: Route, privacy: Privacy, *, holds_model: bool, size_bytes: int, limit_bytes: int, partial: bool = False
-) -> Decision | None:
+) -> TierDecision | None:
     """Decides without the edge model's answer; returns None if the answer is needed.
 
     Args:
@@ -136,12 +136,12 @@ def before(
     if privacy is Privacy.LOCAL_ONLY:
         if route is Route.CLOUD:
             raise RequestError("privacy=local_only and route=cloud exclude each other; drop one of them.")
-        return Decision(Tier.EDGE, Reason.LOCAL_ONLY)
+        return TierDecision(Tier.EDGE, Reason.LOCAL_ONLY)
     if heavy:
-        return Decision(Tier.CLOUD, Reason.HEAVY)
+        return TierDecision(Tier.CLOUD, Reason.HEAVY)
     if route is Route.CLOUD:
-        return Decision(Tier.CLOUD, Reason.REQUESTED)
-    return Decision(Tier.EDGE, Reason.REQUESTED if route is Route.EDGE else Reason.PARTIAL_INPUTS)
+        return TierDecision(Tier.CLOUD, Reason.REQUESTED)
+    return TierDecision(Tier.EDGE, Reason.REQUESTED if route is Route.EDGE else Reason.PARTIAL_INPUTS)
 
 
 def threshold_in_use(
@@ -155,10 +155,12 @@ def threshold_in_use(
         min_threshold: of the device; it raises the threshold and never lowers it.
         label: the predicted class, for a certificate by class; None for the lowest threshold of all classes.
     """
-    return max(declared if certificate is None else _certified(certificate, label), min_threshold)
+    return max(declared if certificate is None else _certified_threshold(certificate, label), min_threshold)
 
 
-def covered(decision: Decision, threshold: float, certificate: Certificate | None, label: str | None = None) -> bool:
+def covered(
+    decision: TierDecision, threshold: float, certificate: Certificate | None, label: str | None = None
+) -> bool:
     """Whether a valid certificate covers an edge answer.
 
     The certificate bounds the share of differing answers among those that were accepted for their score at its
@@ -174,20 +176,20 @@ def covered(decision: Decision, threshold: float, certificate: Certificate | Non
     """
     if certificate is None or decision.reason is not _CONFIDENT:
         return False
-    certified = _certified(certificate, label)
+    certified = _certified_threshold(certificate, label)
     return threshold == certified if certificate.contract == "stream" else threshold >= certified
 
 
-def _certified(certificate: Certificate, label: str | None) -> float:
+def _certified_threshold(certificate: Certificate, label: str | None) -> float:
     return certificate.threshold if label is None else certificate.threshold_for(label)
 
 
-_ACCEPT = Decision(Tier.EDGE, Reason.CONFIDENT)
-_ACCEPT_BY_POLICY = Decision(Tier.EDGE, Reason.POLICY)
-_ACCEPT_FOR_BUDGET = Decision(Tier.EDGE, Reason.BUDGET)
-_ESCALATE = Decision(Tier.CLOUD, Reason.UNCERTAIN)
-_ESCALATE_BY_POLICY = Decision(Tier.CLOUD, Reason.POLICY)
-_ESCALATE_FOR_VALUE = Decision(Tier.CLOUD, Reason.VALUABLE, demanded=False)
+_ACCEPT = TierDecision(Tier.EDGE, Reason.CONFIDENT)
+_ACCEPT_BY_POLICY = TierDecision(Tier.EDGE, Reason.POLICY)
+_ACCEPT_FOR_BUDGET = TierDecision(Tier.EDGE, Reason.BUDGET)
+_ESCALATE = TierDecision(Tier.CLOUD, Reason.UNCERTAIN)
+_ESCALATE_BY_POLICY = TierDecision(Tier.CLOUD, Reason.POLICY)
+_ESCALATE_FOR_VALUE = TierDecision(Tier.CLOUD, Reason.VALUABLE, demanded=False)
 
 
 class RowEvidence(Struct, eq=False):
@@ -238,7 +240,7 @@ class Policy(NamedTuple):
     """
 
     kind: PolicyKind
-    decide: Callable[[RowEvidence, PolicyState], Decision]
+    decide: Callable[[RowEvidence, PolicyState], TierDecision]
     certifies: tuple[Contract, ...]
 
     def uncertified(self, contract: Contract | None = None) -> str:
@@ -254,12 +256,12 @@ class Policy(NamedTuple):
         return ""
 
 
-def certified(evidence: RowEvidence, _state: PolicyState) -> Decision:
+def certified_policy(evidence: RowEvidence, _state: PolicyState) -> TierDecision:
     """Accepts an edge answer if and only if its score reaches the threshold in use."""
     return _ACCEPT if evidence.score >= evidence.threshold else _ESCALATE
 
 
-def value(evidence: RowEvidence, _state: PolicyState, *, least_value: float = 0.0) -> Decision:
+def value_policy(evidence: RowEvidence, _state: PolicyState, *, least_value: float = 0.0) -> TierDecision:
     """Escalates rows that are worth their price, after those that the certificate's contract demands.
 
     With a certificate, rows below its threshold are escalated as by `certified`. Other rows are escalated if their
@@ -275,7 +277,7 @@ def value(evidence: RowEvidence, _state: PolicyState, *, least_value: float = 0.
     return _ESCALATE_FOR_VALUE if not evidence.value < least_value else _ACCEPT
 
 
-def threshold(evidence: RowEvidence, _state: PolicyState, *, threshold: float | None = None) -> Decision:
+def threshold_policy(evidence: RowEvidence, _state: PolicyState, *, threshold: float | None = None) -> TierDecision:
     """Accepts an edge answer if and only if its score reaches a configured number.
 
     Args:
@@ -285,17 +287,17 @@ def threshold(evidence: RowEvidence, _state: PolicyState, *, threshold: float | 
     return _ACCEPT if evidence.score >= (evidence.threshold if threshold is None else threshold) else _ESCALATE
 
 
-def edge_only(_evidence: RowEvidence, _state: PolicyState) -> Decision:
+def edge_only(_evidence: RowEvidence, _state: PolicyState) -> TierDecision:
     """Accepts every edge answer."""
     return _ACCEPT_BY_POLICY
 
 
-def cloud_only(_evidence: RowEvidence, _state: PolicyState) -> Decision:
+def cloud_only(_evidence: RowEvidence, _state: PolicyState) -> TierDecision:
     """Escalates every row."""
     return _ESCALATE_BY_POLICY
 
 
-def random_share(_evidence: RowEvidence, state: PolicyState, *, rate: float = 0.3) -> Decision:
+def random_share(_evidence: RowEvidence, state: PolicyState, *, rate: float = 0.3) -> TierDecision:
     """Escalates a random share of the rows.
 
     Args:
@@ -313,7 +315,7 @@ def _certainty(probabilities: NDArray[np.float32]) -> float:
     return 1 + float(positive @ np.log(positive)) / math.log(len(probabilities))
 
 
-def sedna(evidence: RowEvidence, _state: PolicyState, *, threshold: float = 0.5) -> Decision:
+def sedna(evidence: RowEvidence, _state: PolicyState, *, threshold: float = 0.5) -> TierDecision:
     """KubeEdge Sedna's `CrossEntropy` filter, which its joint inference uses to find hard examples.
 
     A row is hard, and escalated, if 1 + sum(p * log p) / log(classes) is below the threshold. A row with a probability
@@ -331,7 +333,9 @@ def sedna(evidence: RowEvidence, _state: PolicyState, *, threshold: float = 0.5)
     return _ESCALATE if certainty < threshold else _ACCEPT
 
 
-def groundlight(evidence: RowEvidence, state: PolicyState, *, threshold: float = 0.9, pause_s: float = 2.0) -> Decision:
+def groundlight(
+    evidence: RowEvidence, state: PolicyState, *, threshold: float = 0.9, pause_s: float = 2.0
+) -> TierDecision:
     """Groundlight's edge endpoint: a confidence threshold, and a pause between two escalations of one detector.
 
     During the pause the edge model also answers uncertain rows. So a burst of uncertain, probably similar images is not
@@ -356,10 +360,10 @@ def groundlight(evidence: RowEvidence, state: PolicyState, *, threshold: float =
     return _ESCALATE
 
 
-_POLICIES: dict[PolicyKind, Callable[..., Decision]] = {
-    "certified": certified,
-    "value": value,
-    "threshold": threshold,
+_POLICIES: dict[PolicyKind, Callable[..., TierDecision]] = {
+    "certified": certified_policy,
+    "value": value_policy,
+    "threshold": threshold_policy,
     "edge_only": edge_only,
     "cloud_only": cloud_only,
     "random": random_share,

@@ -41,7 +41,7 @@ _FEWEST_OF_A_BOARD = 4
 WITHOUT_AUDITS = " To promote without audits, use `firstline rollout promote`, or start with `--ignore disagreement`."
 
 
-class Decision(StrEnum):
+class StageDecision(StrEnum):
     """The decision on a stage."""
 
     PROMOTE = "promote"
@@ -144,7 +144,7 @@ class Verdict(Struct, frozen=True):
         sentence: for people.
     """
 
-    decision: Decision
+    decision: StageDecision
     rule: str
     sentence: str
     look: int
@@ -192,16 +192,18 @@ def judge(
     )
     for finding in findings:
         if finding.p_value <= finding.level:
-            return Verdict(Decision.ABORT, finding.figure, _worse(finding), look, findings)
+            return Verdict(StageDecision.ABORT, finding.figure, _worse(finding), look, findings)
     if not over:
-        return Verdict(Decision.HOLD, "time", "Nothing is worse so far; the stage's time is not over.", look, findings)
+        return Verdict(
+            StageDecision.HOLD, "time", "Nothing is worse so far; the stage's time is not over.", look, findings
+        )
     if not installed:  # with few devices even that may be chance
         sentence = (
             f"Of {counted(failed, 'device')} that tried, none could install it."
             if failed
             else "No device of the stage runs the model yet."
         )
-        return Verdict(Decision.HOLD, INSTALLATIONS, sentence, look, findings)
+        return Verdict(StageDecision.HOLD, INSTALLATIONS, sentence, look, findings)
     unclear = [
         one
         for one in findings
@@ -210,12 +212,12 @@ def judge(
     if unclear:
         blind = any(one.figure == "disagreement" for one in unclear)
         sentence = f"{_unclear(unclear)}{_without_audits(running or treated, control) if blind else ''}"
-        return Verdict(Decision.HOLD, "unclear", sentence, look, findings)
+        return Verdict(StageDecision.HOLD, "unclear", sentence, look, findings)
     if rules.need_audits and (unaudited := _unaudited(running)):
         sentence = f"Nothing that could be seen is worse.{unaudited}{WITHOUT_AUDITS}"
-        return Verdict(Decision.HOLD, "unaudited", sentence, look, findings)
+        return Verdict(StageDecision.HOLD, "unaudited", sentence, look, findings)
     sentence = f"{_sound(findings)}{_audits(running, control) if running else ''}"
-    return Verdict(Decision.PROMOTE, "sound", sentence, look, findings)
+    return Verdict(StageDecision.PROMOTE, "sound", sentence, look, findings)
 
 
 def finite(value: float) -> float | None:

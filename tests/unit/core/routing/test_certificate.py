@@ -18,7 +18,7 @@ from firstline_core.bundle.manifest import (
 )
 from firstline_core.processing.steps import InputSpec, ModelInput
 from firstline_core.routing.certificate import Contract, EventPromise, GroupCertificate, Histogram
-from firstline_core.routing.policy import Decision, covered, threshold_in_use
+from firstline_core.routing.policy import TierDecision, covered, threshold_in_use
 from firstline_core.storage.artefact import Artefact
 from firstline_core.tasks.classification import Classification
 from firstline_core.types import Reason, Tier
@@ -140,7 +140,7 @@ def test_the_certified_threshold_is_only_raised() -> None:
 
 @pytest.mark.parametrize("reason", Reason)
 def test_only_answers_accepted_by_score_are_covered(reason: Reason) -> None:
-    decision = Decision(Tier.EDGE, reason)
+    decision = TierDecision(Tier.EDGE, reason)
     certificate = EDGE.certificate
     assert covered(decision, certificate.threshold, certificate) == (reason is Reason.CONFIDENT)
     assert not covered(decision, certificate.threshold, None)

@@ -9,10 +9,10 @@ from msgspec.structs import replace
 from firstline_core.errors import ConfigError, RequestError
 from firstline_core.routing.policy import (
     KINDS,
-    Decision,
     Logistic,
     PolicyState,
     RowEvidence,
+    TierDecision,
     auroc,
     before,
     make_policy,
@@ -32,15 +32,15 @@ def evidence(
     ("given", "expected"),
     [
         (evidence(), None),
-        (evidence(size_bytes=11), Decision(Tier.CLOUD, Reason.HEAVY)),
-        (evidence(holds_model=False), Decision(Tier.CLOUD, Reason.HEAVY)),
-        (evidence(Route.CLOUD), Decision(Tier.CLOUD, Reason.REQUESTED)),
-        (evidence(Route.EDGE), Decision(Tier.EDGE, Reason.REQUESTED)),
-        (evidence(Route.AUTO, Privacy.LOCAL_ONLY), Decision(Tier.EDGE, Reason.LOCAL_ONLY)),
-        (evidence(Route.EDGE, Privacy.LOCAL_ONLY), Decision(Tier.EDGE, Reason.LOCAL_ONLY)),
+        (evidence(size_bytes=11), TierDecision(Tier.CLOUD, Reason.HEAVY)),
+        (evidence(holds_model=False), TierDecision(Tier.CLOUD, Reason.HEAVY)),
+        (evidence(Route.CLOUD), TierDecision(Tier.CLOUD, Reason.REQUESTED)),
+        (evidence(Route.EDGE), TierDecision(Tier.EDGE, Reason.REQUESTED)),
+        (evidence(Route.AUTO, Privacy.LOCAL_ONLY), TierDecision(Tier.EDGE, Reason.LOCAL_ONLY)),
+        (evidence(Route.EDGE, Privacy.LOCAL_ONLY), TierDecision(Tier.EDGE, Reason.LOCAL_ONLY)),
     ],
 )
-def test_before(given: dict[str, Any], expected: Decision | None) -> None:
+def test_before(given: dict[str, Any], expected: TierDecision | None) -> None:
     assert before(**given) == expected
 
 
@@ -58,7 +58,7 @@ def test_a_request_that_no_tier_may_answer_is_refused(given: dict[str, Any], mes
         before(**given)
 
 
-KEPT, ESCALATED = Decision(Tier.EDGE, Reason.CONFIDENT), Decision(Tier.CLOUD, Reason.UNCERTAIN)
+KEPT, ESCALATED = TierDecision(Tier.EDGE, Reason.CONFIDENT), TierDecision(Tier.CLOUD, Reason.UNCERTAIN)
 
 
 def seen(
@@ -92,8 +92,8 @@ def test_threshold_takes_the_number_given_or_the_bundles_own() -> None:
 
 
 def test_edge_only_and_cloud_only_do_not_look() -> None:
-    assert make_policy("edge_only").decide(seen(math.nan), PolicyState()) == Decision(Tier.EDGE, Reason.POLICY)
-    assert make_policy("cloud_only").decide(seen(1.0), PolicyState()) == Decision(Tier.CLOUD, Reason.POLICY)
+    assert make_policy("edge_only").decide(seen(math.nan), PolicyState()) == TierDecision(Tier.EDGE, Reason.POLICY)
+    assert make_policy("cloud_only").decide(seen(1.0), PolicyState()) == TierDecision(Tier.CLOUD, Reason.POLICY)
 
 
 def test_random_escalates_its_share_and_repeats_itself() -> None:
@@ -109,7 +109,7 @@ class TestSedna:
     @pytest.mark.parametrize(
         ("score", "rest", "expected"), [(0.34, 0.33, ESCALATED), (0.98, 0.01, KEPT), (1.0, 0.0, KEPT)]
     )
-    def test_spread_probabilities_are_hard_examples(self, score: float, rest: float, expected: Decision) -> None:
+    def test_spread_probabilities_are_hard_examples(self, score: float, rest: float, expected: TierDecision) -> None:
         assert make_policy("sedna").decide(seen(score, rest=rest), PolicyState()) == expected
 
     def test_its_formula(self) -> None:
@@ -128,7 +128,7 @@ class TestSedna:
         assert make_policy("sedna").decide(row, PolicyState()) == KEPT
 
     @pytest.mark.parametrize(("score", "expected"), [(0.9, KEPT), (0.1, ESCALATED)])
-    def test_other_tasks_are_decided_by_their_score(self, score: float, expected: Decision) -> None:
+    def test_other_tasks_are_decided_by_their_score(self, score: float, expected: TierDecision) -> None:
         row = replace(seen(score), outputs={"values": np.ones((1, 2), np.float32)})
         assert make_policy("sedna", threshold=0.5).decide(row, PolicyState()) == expected
 
@@ -137,7 +137,7 @@ class TestGroundlight:
     def test_a_pause_follows_each_escalation(self) -> None:
         policy, state = make_policy("groundlight", threshold=0.9, pause_s=2.0), PolicyState()
         decisions = [policy.decide(seen(0.5, now_s=now_s), state) for now_s in (100.0, 101.0, 102.0, 102.1)]
-        held = Decision(Tier.EDGE, Reason.BUDGET)
+        held = TierDecision(Tier.EDGE, Reason.BUDGET)
         assert decisions == [ESCALATED, held, held, ESCALATED]
 
     def test_the_confident_is_kept_and_starts_no_pause(self) -> None:

@@ -12,7 +12,7 @@ from firstline_core.errors import RequestError
 from firstline_core.fleet.telemetry import LATENCY_BOUNDS_MS, ModelCounts, latency_bin
 from firstline_gateway.rollouts.judgement import statistics
 from firstline_gateway.rollouts.judgement.figures import FIGURES, Period, StageDevice, against_past, latency_p95_ms
-from firstline_gateway.rollouts.judgement.verdict import Decision, Limit, Rules, Verdict, judge
+from firstline_gateway.rollouts.judgement.verdict import Limit, Rules, StageDecision, Verdict, judge
 
 BINS = len(LATENCY_BOUNDS_MS) + 1
 
@@ -68,9 +68,9 @@ def judged(
 
 
 def test_a_sound_model_is_promoted_when_its_time_is_over() -> None:
-    assert judged().decision is Decision.PROMOTE
+    assert judged().decision is StageDecision.PROMOTE
     early = judged(look=7)
-    assert (early.decision, early.rule) == (Decision.HOLD, "time")
+    assert (early.decision, early.rule) == (StageDecision.HOLD, "time")
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_a_sound_model_is_promoted_when_its_time_is_over() -> None:
 )
 def test_each_worse_figure_aborts_by_its_own_rule(figure: str, by: float) -> None:
     verdict = judged(**{figure: by})
-    assert (verdict.decision, verdict.rule) == (Decision.ABORT, figure)
+    assert (verdict.decision, verdict.rule) == (StageDecision.ABORT, figure)
     assert figure in verdict.sentence and "with the model" in verdict.sentence
 
 
@@ -128,7 +128,7 @@ def judged_detector(seed: int, lost: str = "", **changes: object) -> Verdict:
 @pytest.mark.parametrize("audited", [True, False])
 def test_a_class_that_is_lost_aborts_by_its_name(audited: bool) -> None:
     verdict = judged_detector(1, "class 7", audited=audited)
-    assert verdict.decision is Decision.ABORT
+    assert verdict.decision is StageDecision.ABORT
     assert (verdict.rule in ("missed", "objects")) if audited else verdict.rule == "objects"
     assert "'class 7'" in verdict.sentence and "with the model" in verdict.sentence
     found = {finding.figure: finding.group for finding in verdict.findings if finding.p_value <= finding.level}
@@ -137,7 +137,7 @@ def test_a_class_that_is_lost_aborts_by_its_name(audited: bool) -> None:
 
 def test_a_class_whose_objects_fall_by_half_aborts_without_a_full_model() -> None:
     verdict = judged_detector(1, "class 7", audited=False, kept=0.5)
-    assert (verdict.decision, verdict.rule) == (Decision.ABORT, "objects")
+    assert (verdict.decision, verdict.rule) == (StageDecision.ABORT, "objects")
     assert verdict.sentence.startswith(
         "objects of 'class 7': fewer than 83% of the devices' own past, by a factor of 1.67 on 40 devices with"
     )
@@ -147,7 +147,7 @@ def test_a_class_whose_objects_fall_by_half_aborts_without_a_full_model() -> Non
 @pytest.mark.parametrize("lost", ["class 7", "new"])
 def test_a_class_whose_objects_double_or_appear_aborts_without_a_full_model(lost: str) -> None:
     verdict = judged_detector(1, lost, audited=False, kept=2.0)
-    assert (verdict.decision, verdict.rule) == (Decision.ABORT, "surplus")
+    assert (verdict.decision, verdict.rule) == (StageDecision.ABORT, "surplus")
     assert verdict.sentence.startswith(f"objects of '{lost}': more than 120% of the devices' own past, by a factor of ")
     assert "on 40 devices with the model and 1" in verdict.sentence
 
@@ -159,7 +159,7 @@ def test_a_past_of_almost_no_time_is_judged() -> None:
     verdict = judge(
         Rules(), stages=3, look=8, over=True, installed=40, failed=0, treated=devices, control=devices, seed=1
     )
-    assert verdict.decision is not Decision.ABORT
+    assert verdict.decision is not StageDecision.ABORT
 
 
 @pytest.mark.parametrize("invented", [0, 100])
@@ -175,9 +175,9 @@ def test_objects_invented_on_quiet_scenes_abort_though_no_other_device_reports_a
         Rules(), stages=3, look=8, over=True, installed=40, failed=0, treated=treated, control=control, seed=1
     )
     if invented:
-        assert (verdict.decision, verdict.rule) == (Decision.ABORT, "surplus")
+        assert (verdict.decision, verdict.rule) == (StageDecision.ABORT, "surplus")
     else:
-        assert verdict.decision is not Decision.ABORT
+        assert verdict.decision is not StageDecision.ABORT
 
 
 def test_a_model_that_is_worse_on_one_board_aborts_by_the_name_of_the_board() -> None:
@@ -191,7 +191,7 @@ def test_a_model_that_is_worse_on_one_board_aborts_by_the_name_of_the_board() ->
     verdict = judge(
         Rules(), stages=3, look=8, over=True, installed=80, failed=0, treated=devices[:80], control=devices[80:], seed=1
     )
-    assert (verdict.decision, verdict.rule) == (Decision.ABORT, "escalations")
+    assert (verdict.decision, verdict.rule) == (StageDecision.ABORT, "escalations")
     assert verdict.sentence.startswith("escalations on 'board 5': 0.")
     assert "on 10 devices with the model" in verdict.sentence
     (found,) = [finding for finding in verdict.findings if finding.figure == "escalations"]
@@ -199,62 +199,62 @@ def test_a_model_that_is_worse_on_one_board_aborts_by_the_name_of_the_board() ->
 
 
 def test_a_detector_that_changes_nothing_is_not_aborted() -> None:
-    assert [judged_detector(seed).decision for seed in range(5)] == [Decision.HOLD] * 5
+    assert [judged_detector(seed).decision for seed in range(5)] == [StageDecision.HOLD] * 5
 
 
 def test_a_better_model_is_promoted() -> None:
-    assert judged(escalations=-0.1, disagreement=-0.02).decision is Decision.PROMOTE
+    assert judged(escalations=-0.1, disagreement=-0.02).decision is StageDecision.PROMOTE
 
 
 def test_failed_installations_abort_at_the_first_evaluation() -> None:
     verdict = judged(failed=12, look=1)
-    assert (verdict.decision, verdict.rule) == (Decision.ABORT, "installations")
-    assert judged(failed=1, look=1).decision is Decision.HOLD
+    assert (verdict.decision, verdict.rule) == (StageDecision.ABORT, "installations")
+    assert judged(failed=1, look=1).decision is StageDecision.HOLD
 
 
 def test_a_model_that_no_device_could_install_is_never_promoted() -> None:
     none_installed = judged(each=2, failed=2, rules=Rules(promote_unseen=True))
-    assert (none_installed.decision, none_installed.rule) == (Decision.HOLD, "installations")
+    assert (none_installed.decision, none_installed.rule) == (StageDecision.HOLD, "installations")
     assert none_installed.sentence == "Of 2 devices that tried, none could install it."
-    assert judged(each=2, failed=1, rules=Rules(promote_unseen=True)).decision is Decision.PROMOTE
+    assert judged(each=2, failed=1, rules=Rules(promote_unseen=True)).decision is StageDecision.PROMOTE
 
 
 def test_too_little_data_holds_the_stage() -> None:
     verdict = judged(each=4)
-    assert (verdict.decision, verdict.rule) == (Decision.HOLD, "unclear")
+    assert (verdict.decision, verdict.rule) == (StageDecision.HOLD, "unclear")
     assert "disagreement" in verdict.sentence
 
 
 def test_figures_without_a_required_difference_do_not_hold() -> None:
     find_nothing = {name: Limit(1.0) for name in FIGURES}
-    assert judged(each=4, rules=Rules(limits=find_nothing)).decision is Decision.PROMOTE
+    assert judged(each=4, rules=Rules(limits=find_nothing)).decision is StageDecision.PROMOTE
 
 
 @pytest.mark.parametrize(("unseen", "claimed"), [(False, True), (True, False)])
 def test_a_promotion_claims_only_the_required_detection(unseen: bool, claimed: bool) -> None:
     verdict = judged(rules=Rules(promote_unseen=unseen))
-    assert verdict.decision is Decision.PROMOTE
+    assert verdict.decision is StageDecision.PROMOTE
     assert ("this stage would have found what it must find" in verdict.sentence) is claimed
 
 
 @pytest.mark.parametrize(
     ("rules", "decision"),
     [
-        (Rules(), Decision.HOLD),
-        (Rules(promote_unseen=True), Decision.HOLD),
-        (Rules(promote_unseen=True, ignored=("disagreement",)), Decision.PROMOTE),
-        (Rules(limits={"disagreement": Limit(0.01)}), Decision.PROMOTE),
+        (Rules(), StageDecision.HOLD),
+        (Rules(promote_unseen=True), StageDecision.HOLD),
+        (Rules(promote_unseen=True, ignored=("disagreement",)), StageDecision.PROMOTE),
+        (Rules(limits={"disagreement": Limit(0.01)}), StageDecision.PROMOTE),
     ],
 )
-def test_every_variant_needs_an_audit(rules: Rules, decision: Decision) -> None:
+def test_every_variant_needs_an_audit(rules: Rules, decision: StageDecision) -> None:
     audited = StageDevice(Period(ModelCounts("m", 1, audited=1), 1.0), variant="edge-fp32")
     never = StageDevice(Period(ModelCounts("m", 1, rows=9), 1.0), variant="edge-int8")
     verdict = judged(rules=rules, running=[audited, never])
     assert verdict.decision is decision
-    assert ("No edge answer of edge-int8 was audited" in verdict.sentence) is (decision is Decision.HOLD)
+    assert ("No edge answer of edge-int8 was audited" in verdict.sentence) is (decision is StageDecision.HOLD)
     without_edge_model = StageDevice(Period(ModelCounts("m", 1, rows=9), 1.0))
     both = [audited, without_edge_model, StageDevice(None, variant="edge-fp32")]
-    assert judged(rules=rules, running=both).decision is Decision.PROMOTE
+    assert judged(rules=rules, running=both).decision is StageDecision.PROMOTE
 
 
 def test_a_promotion_says_how_many_audits_there_were_and_how_many_disagreed() -> None:
@@ -266,20 +266,20 @@ def test_a_promotion_says_how_many_audits_there_were_and_how_many_disagreed() ->
     verdict = judge(
         rules, stages=1, look=8, over=True, installed=2, failed=0, treated=small, control=[], running=small, seed=1
     )
-    assert (verdict.decision, verdict.rule) == (Decision.PROMOTE, "sound")
+    assert (verdict.decision, verdict.rule) == (StageDecision.PROMOTE, "sound")
     assert "Of 2 audits on devices with the model, 2 disagreed." in verdict.sentence
 
 
 def test_a_stage_without_any_report_is_held() -> None:
     silent = [StageDevice(None)] * 20
     found = judge(Rules(), stages=1, look=8, over=True, installed=20, failed=0, treated=silent, control=silent, seed=1)
-    assert (found.decision, found.rule) == (Decision.HOLD, "unclear")
+    assert (found.decision, found.rule) == (StageDecision.HOLD, "unclear")
 
 
 def test_a_stage_without_devices_held_back_says_that_it_cannot_compare() -> None:
     device = StageDevice(*(period(np.random.default_rng(seed), 0.0) for seed in (1, 2)))
     found = judge(Rules(), stages=1, look=8, over=True, installed=1, failed=0, treated=[device], control=[], seed=1)
-    assert (found.decision, found.rule) == (Decision.HOLD, "unclear")
+    assert (found.decision, found.rule) == (StageDecision.HOLD, "unclear")
     assert "crashes (detects no difference, must detect 1)" in found.sentence
     assert found.sentence.endswith("No comparison is possible without devices that are held back.")
 
@@ -295,7 +295,7 @@ def test_an_unknown_figure_is_refused() -> None:
 
 def test_ignored_figures_are_not_judged() -> None:
     verdict = judged(rules=Rules(ignored=("disagreement",)), disagreement=0.5)
-    assert verdict.decision is Decision.PROMOTE
+    assert verdict.decision is StageDecision.PROMOTE
     assert "disagreement" not in {finding.figure for finding in verdict.findings}
 
 
@@ -371,7 +371,7 @@ def test_silent_devices_abort_although_the_others_are_well() -> None:
     verdict = judge(
         Rules(), stages=3, look=2, over=False, installed=60, failed=0, treated=devices(30), control=devices(2), seed=1
     )
-    assert (verdict.decision, verdict.rule) == (Decision.ABORT, "silence")
+    assert (verdict.decision, verdict.rule) == (StageDecision.ABORT, "silence")
 
 
 def test_rules_that_can_never_promote_are_refused() -> None:
@@ -385,4 +385,4 @@ def test_promote_unseen_keeps_the_tolerances() -> None:
     assert {name: limit.tolerance for name, limit in unseen.items()} == {
         name: limit.tolerance for name, limit in Rules().judged.items()
     }
-    assert judged(each=4, rules=Rules(promote_unseen=True)).decision is Decision.PROMOTE
+    assert judged(each=4, rules=Rules(promote_unseen=True)).decision is StageDecision.PROMOTE
