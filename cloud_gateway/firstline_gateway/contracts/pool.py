@@ -22,7 +22,7 @@ from firstline_core.fleet.rest import AuditResult
 from firstline_core.routing import audit
 from firstline_core.routing.audit import AuditState
 from firstline_core.routing.certificate import ALL_ROWS
-from firstline_core.routing.sampling import NO_PEAK, Peak, spaced_chance
+from firstline_core.routing.sampling import NO_PEAK, Peak, spaced_probabilities
 from firstline_core.telemetry.wording import counted
 from firstline_core.types import AuditNote, ModelKey
 
@@ -194,8 +194,8 @@ def with_recent(
     if source in of_device or len(of_device) >= _RECENT_OF_DEVICE or len(recent) >= _RECENT:
         return pool, False
     peak = pool.peak.with_number(len(known) + 1, service_s)
-    chance, propensity = spaced_chance(1 / peak.value, sum(one.propensity for one in known))
-    counts = draw < chance and not any(one.counts for one in known)
+    draw_probability, propensity = spaced_probabilities(1 / peak.value, sum(one.propensity for one in known))
+    counts = draw < draw_probability and not any(one.counts for one in known)
     latest = RecentAudit(service_s, device, source, propensity, counts)
     return replace(pool, recent=(*recent, latest), peak=peak), counts
 

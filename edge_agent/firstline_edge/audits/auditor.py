@@ -1,14 +1,14 @@
 """Draws a random sample of the answers that a certificate covers, which the full model checks (`audit_sender.py`).
 
-Every answer that reaches the certificate's threshold can be drawn, even if the full model answered it. A device may
-accept fewer edge answers than the certificate allows (`policy.min_threshold`, the policy `value`). Its audits still
-test the same promise as those of every other device of the fleet.
+Every edge answer that reaches the certificate's threshold can be drawn, also if the device escalated it: some devices
+accept fewer answers than the certificate allows (`policy.min_threshold`, the policy `value`). So the audits of all
+devices of a fleet test the same promise.
 
-At any moment every answer has the same chance to be audited, its propensity. It depends only on past traffic and the
-budget. Nevertheless two audits of one source are some time apart: `routing/sampling.py` explains how an answer is drawn
-with another probability to that end. An answer has a smaller chance if its source gives more answers within a pause
-than any source gave today or yesterday since the agent started (`docs/adr/0008`), or in a burst so large that equal
-chances would make audits over 100 times rarer.
+At any moment every answer has the same propensity, the probability of an audit. It depends only on past traffic and
+the budget. Nevertheless two audits of one source are some time apart: `routing/sampling.py` explains why the draw
+probability then differs from the propensity. The propensity of an answer is smaller in two cases: its source gives more
+answers within a pause than any source gave today or yesterday since the agent started (`docs/adr/0008`), or a burst is
+so large that equal propensities would make audits over 100 times rarer.
 
 The caller never waits for an audit. A drawn row is sent even if this device already knows the full model's answer: the
 gateway pools the audits of all devices, and would otherwise receive only new inputs, whose risk differs from the
@@ -82,12 +82,12 @@ class _Source:
         self.slots.append(_Slot(number))
 
 
-class AuditRate:
-    """Decides with which probability the next answer is drawn: by past traffic, source and budget, not by the answer.
+class AuditPropensity:
+    """Decides the propensity of the next answer by past traffic, source and budget, not by the answer.
 
     `audit.per_hour`, `audit.bytes_per_hour` and `audit.max_share` limit it; a burst of one source lowers it for all
-    sources. It is 0 while the sender has no room, for a source whose latest audit is less than a pause ago, and for
-    further sources beyond 1,024.
+    sources. It is 0 while the sender has no room, and for further sources beyond 1,024. The draw probability is also 0
+    for a source whose latest audit is less than a pause ago.
 
     Args:
         settings: the limits of audits.
@@ -123,8 +123,8 @@ class AuditRate:
         limits = {"audit.per_hour": self._allowance.per_hour, "audit.bytes_per_hour": self._allowance.bytes_per_hour}
         return next((name for name, limit in limits.items() if not limit), "")
 
-    def propensity(self) -> float:
-        """Returns the share of answers that are audited now; 0 without room for an audit.
+    def current(self) -> float:
+        """Returns the propensity of an answer that comes now; 0 without room for an audit.
 
         It is computed after a draw, after new settings and otherwise every 0.1 s, so it may stay 0 for 0.1 s after room
         was made.
@@ -134,13 +134,13 @@ class AuditRate:
             self._find_propensity(now_s)
         return self._propensity
 
-    def chance_of_next(self, source: str, size_bytes: int) -> tuple[float, float]:
-        """Returns the probability of drawing the next answer now, and its propensity; counts that answer as traffic."""
-        share = self.propensity()
+    def probabilities_of_next(self, source: str, size_bytes: int) -> tuple[float, float]:
+        """Returns the draw probability of the next answer, and its propensity; counts that answer as traffic."""
+        target = self.current()
         self._uncounted_rows += 1
         self._uncounted_bytes += size_bytes
         if not self._spacing_s:
-            return share, share
+            return target, target
         number = int(self._clock.monotonic_s() * _SLOTS / self._spacing_s)
         known = self._sources.get(source)
         if known is None:
@@ -153,7 +153,7 @@ class AuditRate:
         slot.answers += 1
         known.answers += 1
         self._most_answers = max(self._most_answers, known.answers)
-        draw, propensity = sampling.spaced_chance(share, known.taken)
+        draw, propensity = sampling.spaced_probabilities(target, known.taken)
         slot.taken += propensity
         known.taken += propensity
         return draw if number - known.drawn > _SLOTS else 0.0, propensity
@@ -172,8 +172,8 @@ class AuditRate:
         self._uncounted_rows = self._uncounted_bytes = 0
         self._budget = sampling.after_time(budget, now_s, self._allowance)
         self._peak, self._most_answers = self._peak.with_number(self._most_answers, now_s), 0
-        share = sampling.propensity(self._budget, self._allowance) if self._has_room() else 0.0
-        self._propensity = min(share, max(1 / max(1, self._peak.value), _LEAST_SHARE * share))
+        allowed = sampling.propensity(self._budget, self._allowance) if self._has_room() else 0.0
+        self._propensity = min(allowed, max(1 / max(1, self._peak.value), _LEAST_SHARE * allowed))
         self._propensity_until_s = now_s + _PROPENSITY_S
 
     def _make_place(self, number: int) -> bool:
@@ -206,7 +206,7 @@ class Auditor:
         spending: None if nothing has a price. While a budget is not ample, only answers that test a promise are drawn.
 
     Attributes:
-        rate: the probability with which an answer is drawn.
+        propensity: of the next answer.
     """
 
     def __init__(
@@ -222,7 +222,7 @@ class Auditor:
     ) -> None:
         self._sender = sender
         self._certificates = certificates
-        self.rate = AuditRate(settings, clock, sender.has_room)
+        self.propensity = AuditPropensity(settings, clock, sender.has_room)
         self._clock = clock
         self._rng = rng
         self._certifies = certifies
@@ -235,7 +235,7 @@ class Auditor:
 
     def adopt(self, settings: AuditSection, certifies: Collection[Contract]) -> None:
         """Applies a new audit budget and policy."""
-        self.rate.adopt(settings)
+        self.propensity.adopt(settings)
         self._certifies = certifies
 
     def observe_decisions(self, request: InferRequest, model: DeviceModel, rows: Sequence[Row]) -> None:
@@ -305,7 +305,7 @@ class Auditor:
             covered: whether the threshold in use covers it.
         """
         size_bytes = _row_bytes(request, model.full_inputs, row.position)
-        draw, propensity = self.rate.chance_of_next(request.source, size_bytes)
+        draw, propensity = self.propensity.probabilities_of_next(request.source, size_bytes)
         if self._rng.random() >= draw:
             return
         escalation = escalation_of(
@@ -315,7 +315,7 @@ class Auditor:
         sent = replace(escalation, request_id=new_request_id(), trace=None)
         if monitored is not None and covered and monitored.record.state.threshold is None:  # it tests the promise
             sent = replace(sent, audit=_note_of(monitored, propensity), edge_outputs=edge.outputs)
-        self.rate.charge(request.source, sent.size_bytes)
+        self.propensity.charge(request.source, sent.size_bytes)
         self._sender.add(
             Audit(
                 model=model,
@@ -347,7 +347,7 @@ class Auditor:
                 continue
             if monitored.is_auditable(row.score, model.group(row.edge)):  # already drawn, or not, as an audit
                 continue
-            propensity = self.rate.propensity()
+            propensity = self.propensity.current()
             if self._rng.random() < propensity:
                 compared = Comparison.of(model, row.edge.outputs, row.output.outputs)
                 sample = monitored.sample(self._clock.wall_s(), row.score, compared, propensity, kept=False)

@@ -30,8 +30,8 @@ depends on the mean of the loss alone.
 
 Assumptions: given all earlier audits, the next answer's loss is at most epsilon on average. Whether and when an audit's
 result comes does not depend on its loss. If sources, or bursts and quiet times, differ in risk, the first assumption
-holds for their sum: a device audits all its answers with the same propensity (`sampling.spaced_chance`), so the sum of
-propensity * (loss - epsilon) is at most 0 on average while all answers together keep the promise.
+holds for their sum: a device audits all its answers with the same propensity (`sampling.spaced_probabilities`), so the
+sum of propensity * (loss - epsilon) is at most 0 on average while all answers together keep the promise.
 """
 
 from __future__ import annotations

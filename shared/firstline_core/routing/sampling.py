@@ -1,5 +1,8 @@
 """The probability with which the next edge answer is audited, computed from a budget and past traffic only.
 
+The propensity of an answer is the probability that it is audited. Its draw probability is that probability once it is
+known that its source does not pause; without pauses both are the same. `audit.max_share` is the largest propensity.
+
 The propensity does not depend on the answer itself (score, size, correctness), so audits need no weights. For the same
 reason an answer and its audit are charged to the budget only after its propensity is fixed, and one propensity may be
 used for several answers. A cost beyond the remaining budget becomes a debt that later answers pay.
@@ -9,8 +12,8 @@ The budget is one token bucket for audits and one for bytes. Each fills at 3/4 o
 buckets over the next `HORIZON_S` at the recent rate of traffic; spending and filling balance at half-full buckets. They
 start empty, so that frequent restarts do not spend more.
 
-A source pauses after an audit, so that two of its audits are some time apart (`spaced_chance`). An answer outside a
-pause is drawn with the probability p / (1 - s), where s is the sum of the propensities of the source's answers within
+A source pauses after an audit, so that two of its audits are some time apart (`spaced_probabilities`). An answer
+outside a pause is drawn with the probability p / (1 - s), where s is the sum of the propensities of the source's answers within
 the last pause length. The source pauses if one of those was drawn. At most one of them can be, so the probability of a
 pause is s. The probability of drawing the answer is (1 - s) * p / (1 - s) = p, however the rate and the risk of the
 source change. This needs s + p <= 1. So p is at most 1 / n, where n is the largest number of answers that a source had
@@ -124,16 +127,16 @@ def propensity(budget: AuditBudget, allowance: Allowance) -> float:
     """
     if budget.audits <= 0 or budget.audit_bytes <= 0:
         return 0.0
-    share = allowance.max_share
-    if budget.audits < share * budget.rows:
-        share = budget.audits / budget.rows
-    if budget.audit_bytes < share * budget.size_bytes:
-        share = budget.audit_bytes / budget.size_bytes
-    return share
+    probability = allowance.max_share
+    if budget.audits < probability * budget.rows:
+        probability = budget.audits / budget.rows
+    if budget.audit_bytes < probability * budget.size_bytes:
+        probability = budget.audit_bytes / budget.size_bytes
+    return probability
 
 
-def spaced_chance(target: float, taken: float) -> tuple[float, float]:
-    """Returns the chance of an answer of a source whose audits are some time apart.
+def spaced_probabilities(target: float, taken: float) -> tuple[float, float]:
+    """Returns the draw probability and the propensity of an answer of a source whose audits are some time apart.
 
     Args:
         target: the propensity of all answers, at most 1 / `Peak.value`.
@@ -141,8 +144,7 @@ def spaced_chance(target: float, taken: float) -> tuple[float, float]:
             target only while the source has more answers than any before.
 
     Returns:
-        The probability with which the answer is drawn unless its source pauses, and its propensity; 0 and 0 if the
-        source certainly pauses.
+        The draw probability, and the propensity; 0 and 0 if the source certainly pauses.
     """
     free = 1 - taken
     if free < _LEAST_FREE:

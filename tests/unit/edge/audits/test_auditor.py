@@ -18,7 +18,7 @@ from firstline_core.routing import audit, policy
 from firstline_core.routing.certificate import Histogram
 from firstline_core.tasks.classification import Classification
 from firstline_core.types import PROBABILITIES, ContractNotice, Privacy, Reason, Route, Tier
-from firstline_edge.audits.auditor import AuditRate
+from firstline_edge.audits.auditor import AuditPropensity
 from firstline_edge.audits.records import CertificateState
 from firstline_edge.audits.samples import read
 from firstline_edge.requests.context import content_digests, result_key
@@ -272,12 +272,12 @@ async def test_the_auditor_keeps_the_budget_of_audits(make_scene: MakeScene) -> 
 
 def test_a_budget_of_audits_holds_over_a_day_of_requests() -> None:
     clock, drawn_at_s = SimulatedClock(), list[float]()
-    rate = AuditRate(AuditSection(per_hour=20, bytes_per_hour=1e9, max_share=1.0, spacing_s=0.0), clock)
+    propensities = AuditPropensity(AuditSection(per_hour=20, bytes_per_hour=1e9, max_share=1.0, spacing_s=0.0), clock)
     clock._now_s += 600  # the budget fills
     for _ in range(24 * 120):
         clock._now_s += 30
-        if rate.chance_of_next("gate", 1)[0]:
-            rate.charge("gate", 1)
+        if propensities.probabilities_of_next("gate", 1)[0]:
+            propensities.charge("gate", 1)
             drawn_at_s.append(clock.monotonic_s())
     assert len(drawn_at_s) > 0.6 * 20 * 24
     assert max(sum(at <= other < at + 3600 for other in drawn_at_s) for at in drawn_at_s) <= 21
@@ -322,24 +322,24 @@ BURSTS = ((30.0, 2.0), (30.0, 0.1))
 """Seconds, and answers per second: of 21 answers, 20 are from a burst."""
 
 
-def rate_at(clock: SimulatedClock, **settings: Any) -> AuditRate:
-    """The rate of audits with a full budget."""
-    rate = AuditRate(msgspec.structs.replace(ALL, **settings), clock)
+def propensity_at(clock: SimulatedClock, **settings: Any) -> AuditPropensity:
+    """The propensity of audits with a full budget."""
+    propensities = AuditPropensity(msgspec.structs.replace(ALL, **settings), clock)
     clock._now_s += 600
-    return rate
+    return propensities
 
 
 def drawn_in_bursts(seed: int, cycles: int, **settings: Any) -> Iterator[tuple[int, float]]:
     """Yields the phase of each audit of one source whose bursts and quiet times alternate, and its propensity."""
     clock, rng = SimulatedClock(), random.Random(seed)
-    rate = rate_at(clock, **settings)
+    propensities = propensity_at(clock, **settings)
     for _ in range(cycles):
         for phase, (lasts_s, per_s) in enumerate(BURSTS):
             for _ in range(round(lasts_s * per_s)):
                 clock._now_s += 1 / per_s
-                draw, propensity = rate.chance_of_next("gate", 1)
+                draw, propensity = propensities.probabilities_of_next("gate", 1)
                 if rng.random() < draw:
-                    rate.charge("gate", 1)
+                    propensities.charge("gate", 1)
                     yield phase, propensity
 
 
@@ -382,14 +382,14 @@ def test_rare_bursts_are_audited_in_proportion_to_their_answers() -> None:
     audits = [0, 0]
     for seed in range(4):
         clock, rng = SimulatedClock(), random.Random(seed)
-        rate = AuditRate(msgspec.structs.replace(ALL, spacing_s=60.0), clock)
+        propensities = AuditPropensity(msgspec.structs.replace(ALL, spacing_s=60.0), clock)
         for cycle in range(60):
             for phase, (answers, every_s) in enumerate(((120, 0.5), (537, 20.0))):
                 for _ in range(answers):
                     clock._now_s += every_s
-                    draw, _ = rate.chance_of_next("gate", 1)
+                    draw, _ = propensities.probabilities_of_next("gate", 1)
                     if rng.random() < draw:
-                        rate.charge("gate", 1)
+                        propensities.charge("gate", 1)
                         audits[phase] += cycle > 0
     assert sum(audits) > 800
     assert audits[0] / sum(audits) == pytest.approx(120 / 657, rel=0.2)
@@ -399,15 +399,15 @@ def test_rare_bursts_are_audited_in_proportion_to_their_answers() -> None:
 def test_a_busy_source_does_not_count_less_than_its_traffic(max_share: float) -> None:
     """Nine of ten answers are from one source. With the same pauses, both would have as many audits."""
     clock, rng = SimulatedClock(), random.Random(1)
-    rate = rate_at(clock, spacing_s=10.0, max_share=max_share)
+    propensities = propensity_at(clock, spacing_s=10.0, max_share=max_share)
     audits, weights = {"busy": 0, "quiet": 0}, {"busy": 0.0, "quiet": 0.0}
     for number in range(80_000):
         source = "quiet" if number % 10 == 0 else "busy"
         clock._now_s += 0.1
-        draw, propensity = rate.chance_of_next(source, 1)
+        draw, propensity = propensities.probabilities_of_next(source, 1)
         if rng.random() < draw:
             assert 0 < propensity <= draw
-            rate.charge(source, 1)
+            propensities.charge(source, 1)
             audits[source] += 1
             weights[source] += 1 / propensity
     assert audits["busy"] / sum(audits.values()) == pytest.approx(0.9, abs=0.03)
@@ -417,44 +417,44 @@ def test_a_busy_source_does_not_count_less_than_its_traffic(max_share: float) ->
 
 def test_a_burst_of_one_source_does_not_end_the_audits_of_the_others() -> None:
     clock = SimulatedClock()
-    rate = rate_at(clock, spacing_s=10.0, max_share=0.05)
+    propensities = propensity_at(clock, spacing_s=10.0, max_share=0.05)
     for _ in range(20_000):
         clock._now_s += 5 / 20_000
-        rate.chance_of_next("busy", 1)
-    assert rate.chance_of_next("quiet", 1)[1] == pytest.approx(0.05 / 100)
-    shares = list[float]()
+        propensities.probabilities_of_next("busy", 1)
+    assert propensities.probabilities_of_next("quiet", 1)[1] == pytest.approx(0.05 / 100)
+    later = list[float]()
     for _ in range(3):
         clock._now_s += 86_400
-        shares.append(rate.chance_of_next("quiet", 1)[1])
-    assert shares[-1] == 0.05
+        later.append(propensities.probabilities_of_next("quiet", 1)[1])
+    assert later[-1] == 0.05
 
 
 @pytest.mark.parametrize("spacing_s", [0.0, 1.0])
 def test_a_new_spacing_forgets_the_pauses_of_the_old_one(spacing_s: float) -> None:
     clock = SimulatedClock()
     settings = msgspec.structs.replace(ALL, spacing_s=10.0, max_share=0.1)
-    rate = rate_at(clock, spacing_s=10.0, max_share=0.1)
-    rate.chance_of_next("gate", 1)
-    rate.charge("gate", 1)
+    propensities = propensity_at(clock, spacing_s=10.0, max_share=0.1)
+    propensities.probabilities_of_next("gate", 1)
+    propensities.charge("gate", 1)
     for _ in range(1000):
-        assert rate.chance_of_next("gate", 1)[0] == 0
-    rate.adopt(settings)
-    assert rate.chance_of_next("gate", 1)[0] == 0
-    rate.adopt(msgspec.structs.replace(settings, spacing_s=spacing_s))
-    assert rate.chance_of_next("gate", 1) == (0.1, 0.1)
+        assert propensities.probabilities_of_next("gate", 1)[0] == 0
+    propensities.adopt(settings)
+    assert propensities.probabilities_of_next("gate", 1)[0] == 0
+    propensities.adopt(msgspec.structs.replace(settings, spacing_s=spacing_s))
+    assert propensities.probabilities_of_next("gate", 1) == (0.1, 0.1)
 
 
 def test_the_remembered_sources_are_bounded() -> None:
     clock = SimulatedClock()
-    rate = rate_at(clock, spacing_s=10.0)
+    propensities = propensity_at(clock, spacing_s=10.0)
     drawn = 0
     for number in range(2000):
-        if rate.chance_of_next(f"lane {number}", 1)[0]:
+        if propensities.probabilities_of_next(f"lane {number}", 1)[0]:
             drawn += 1
-            rate.charge(f"lane {number}", 1)
+            propensities.charge(f"lane {number}", 1)
     assert drawn == 1024
     clock._now_s += 12  # silent sources are forgotten
-    assert rate.chance_of_next("another", 1)[0] == 1
+    assert propensities.probabilities_of_next("another", 1)[0] == 1
 
 
 async def test_an_audit_of_events_names_them(make_scene: MakeScene) -> None:
@@ -495,10 +495,10 @@ async def test_audits_for_a_rollout_respect_privacy_and_the_budget(make_scene: M
     await scene.infer(SURE, privacy=Privacy.LOCAL_ONLY)
     for off in ("per_hour", "bytes_per_hour"):
         scene.auditor.adopt(AuditSection(**{off: 0}), ())
-        assert scene.auditor.rate.switched_off_by == f"audit.{off}"
+        assert scene.auditor.propensity.switched_off_by == f"audit.{off}"
         await scene.infer(SURE)
     scene.auditor.adopt(ALL, ())
-    assert scene.auditor.rate.switched_off_by == ""
+    assert scene.auditor.propensity.switched_off_by == ""
     scene.auditor.audit_for_rollouts(("other",))
     await scene.infer(SURE)
     await asyncio.sleep(0)
