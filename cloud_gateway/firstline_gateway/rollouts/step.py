@@ -6,8 +6,9 @@ observing       both groups are observed, and the stage is judged
 going back      devices under way stop after an abort; those that are done go back after a rollback, too
 ended           the audits for the rollout end
 
-The changes of a step are carried out as a whole, or not at all. A stage is judged eight times within its time, then at
-growing intervals.
+The changes of a step are carried out as a whole, or not at all. A stage is evaluated eight times within its time, then
+at growing intervals. One evaluation (`evaluate`) is a look: it counts the devices, `judgement/verdict.py: judge`
+decides by their figures, and the `Look` stores its verdict.
 """
 
 from __future__ import annotations
@@ -392,8 +393,8 @@ def evaluate(changes: StepChanges, assignments: Mapping[str, Assignment], view: 
     installed = sum(each.state is _S.DONE for each in devices)
     elapsed_s = now.service_s - rollout.since_s
     over = elapsed_s >= stage.soak_s
-    verdict = _judged(rollout, installed, failed, _observed(rollout, assignments, view), over=over)
-    # A person who resumed the rollout within the stage's time resumed it for the rest of that time.
+    verdict = _verdict_on(rollout, installed, failed, _observed(rollout, assignments, view), over=over)
+    # The patience begins at the end of the stage's time, or when a person resumed the rollout, if that was later.
     patient_s = max(rollout.patience_from_s, rollout.since_s + stage.soak_s) + stage.patience_s
     due_s = now.service_s + _interval_s(stage.soak_s, elapsed_s)
     changes.rollout = replace(
@@ -418,7 +419,7 @@ def abort_early(changes: StepChanges, devices: Iterable[Assignment], now: StepTi
     failed = sum(each.state is _S.FAILED for each in tried)
     if not failed:
         return False
-    verdict = _judged(changes.rollout, len(tried) - failed, failed, _Observed([], [], []), over=False)
+    verdict = _verdict_on(changes.rollout, len(tried) - failed, failed, _Observed([], [], []), over=False)
     if verdict.decision is not StageDecision.ABORT:
         return False
     _record(changes, verdict, now)
@@ -474,7 +475,7 @@ def _with_audits(device: StageDevice, shown: DeviceView, definition: Definition)
     return replace(device, variant=variant, audits_off=f"{shown.audits_off} is 0" if shown.audits_off else "")
 
 
-def _judged(rollout: Rollout, installed: int, failed: int, observed: _Observed, *, over: bool) -> Verdict:
+def _verdict_on(rollout: Rollout, installed: int, failed: int, observed: _Observed, *, over: bool) -> Verdict:
     definition = rollout.definition
     return judge(
         definition.rules,

@@ -4,8 +4,8 @@ Every edge answer that reaches the certificate's threshold can be drawn, also if
 accept fewer answers than the certificate allows (`policy.min_threshold`, the policy `value`). So the audits of all
 devices of a fleet test the same promise.
 
-At any moment every answer has the same propensity, the probability of an audit. It depends only on past traffic and
-the budget. Nevertheless two audits of one source are some time apart: `routing/sampling.py` explains why the draw
+At any moment every answer has the same propensity, the probability of an audit. It depends only on past traffic and the
+budget. Nevertheless two audits of one source are some time apart: `routing/sampling.py` explains why the draw
 probability then differs from the propensity. The propensity of an answer is smaller in two cases: its source gives more
 answers within a pause than any source gave today or yesterday since the agent started (`docs/adr/0008`), or a burst is
 so large that equal propensities would make audits over 100 times rarer.

@@ -186,15 +186,17 @@ class CertificateStates:
         alarms of all of them together stay rare. The number is the largest that was ever set or reported, for two
         reasons. A test whose level falls while it runs is valid: while the promise holds, its e-value ever reaches
         1 / a with a probability of at most a (Ville 1939), and an e-value that reaches the later, higher bound has
-        passed the earlier, lower one. A level that rises again would not be valid: a test that peaked at 300 of the 400
-        that it needed would alarm in hindsight with the first device that is switched off.
+        passed the earlier, lower one. A level that rises again would not be valid. Example: an e-value has reached 300,
+        and the alarm is at 400. If a device is switched off and the level rises, the alarm is at 300, and this past
+        peak would raise it.
 
-        So a device that began when n audited alarms falsely with a probability of at most delta / n, whatever number is
-        reported later. Once all N devices know N, the probability that any of them alarms falsely is at most delta,
-        because the e-values that they have by then are 1 on average. Over the whole life of a fleet that grows one by
-        one from n to N it is delta * (1 + 1/(n + 1) + ... + 1/N), about delta * (1 + ln(N / n)): `audit.fleet_devices`
-        set to the planned size from the beginning avoids the second term. A gateway that reports too many devices
-        delays this device's own alarm by little, for the evidence grows exponentially once the promise is broken.
+        So consider a device whose test began when n devices audited. It alarms falsely with a probability of at most
+        delta / n, whatever number is reported later. Once all N devices know N, the probability that any of them alarms
+        falsely is at most delta, because the e-values that they have by then are 1 on average. Over the whole life of a
+        fleet that grows one by one from n to N it is delta * (1 + 1/(n + 1) + ... + 1/N), about delta * (1 + ln(N /
+        n)): `audit.fleet_devices` set to the planned size from the beginning avoids the second term. A gateway that
+        reports too many devices delays this device's own alarm by little, for the evidence grows exponentially once the
+        promise is broken.
         """
         devices = max(self._settings.fleet_devices, monitored.record.fleet_devices)
         return monitored.certificate.delta / devices / len(monitored.bounds)

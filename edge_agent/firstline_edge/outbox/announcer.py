@@ -82,7 +82,7 @@ class Announcer:
                 await self.clock.sleep(pause_s)
 
     async def _announce_oldest(self) -> bool:
-        """Announces the oldest answers; returns whether none of them must be retried."""
+        """Announces the oldest answers; returns False if any of them must be announced again."""
         answers = await self.outbox.unannounced(self.receiver, CONCURRENCY)
         groups = [dict(answers[first : first + self.together]) for first in range(0, len(answers), self.together)]
         are_done = await asyncio.gather(*map(self._is_done, groups))

@@ -241,8 +241,8 @@ def summarise(
 ) -> Answer:
     """Returns the description of an answer of several rows.
 
-    The reason of several rows is that of a provisional one if there is one, because the caller must know it; otherwise
-    that of the farthest tier that answered.
+    If a row's answer is provisional, the whole answer has its status and reason, because the caller must know them.
+    Otherwise the reason is that of a row from the farthest tier that answered.
     """
     if len(row_answers) == 1:  # most answers: this takes a seventh of the time
         (only,) = row_answers

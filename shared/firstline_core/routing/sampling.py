@@ -13,11 +13,11 @@ buckets over the next `HORIZON_S` at the recent rate of traffic; spending and fi
 start empty, so that frequent restarts do not spend more.
 
 A source pauses after an audit, so that two of its audits are some time apart (`spaced_probabilities`). An answer
-outside a pause is drawn with the probability p / (1 - s), where s is the sum of the propensities of the source's answers within
-the last pause length. The source pauses if one of those was drawn. At most one of them can be, so the probability of a
-pause is s. The probability of drawing the answer is (1 - s) * p / (1 - s) = p, however the rate and the risk of the
-source change. This needs s + p <= 1. So p is at most 1 / n, where n is the largest number of answers that a source had
-within a pause length (`Peak`).
+outside a pause is drawn with the probability p / (1 - s), where s is the sum of the propensities of the source's
+answers within the last pause length. The source pauses if one of those was drawn. At most one of them can be, so the
+probability of a pause is s. The probability of drawing the answer is (1 - s) * p / (1 - s) = p, however the rate and
+the risk of the source change. This needs s + p <= 1. So p is at most 1 / n, where n is the largest number of answers
+that a source had within a pause length (`Peak`).
 """
 
 from __future__ import annotations

@@ -7,9 +7,10 @@ The usual seconds of a model's batches come from a profile, or from the measurem
 the first batches tell. The pace is the ratio of observed to expected time: 1 as usual, 3 if everything takes three
 times as long. It is one number for all sizes, so that one batch of any size shows a machine that has become slow.
 
-The rest of an error belongs to the size: the profile's machine may have gained less by batches than this one does.
-Each size learns it as from a sample in which the earlier knowledge counts as a few batches. So it outweighs a wrong
-profile, while a slow moment, which all sizes share and which ends, changes little.
+Each error of a prediction is divided. One part changes the usual seconds of that batch size, because the profile may
+come from a machine that gains less by batching: the n-th batch of a size changes them by 1 / n of the error, and the
+profile counts as the first few batches. So a few more correct a wrong profile. The rest of the error changes the pace,
+so that a short disturbance of the whole machine changes the usual seconds little.
 
     Forecast                    the times of one model's batches on the executor, learned from those that ended
     BatchAttempt                some requests of a batch on the executor, from `Member.begin` until it frees its slot
@@ -133,7 +134,7 @@ class Forecast:
                 self._learn_pace(least, now_s)
 
     def _learn_pace(self, log_pace: float, now_s: float) -> None:
-        """Moves the pace towards that of the newest batch; the older the last one is, the further."""
+        """Moves the pace towards that of the newest batch; the longer ago the last one ended, the further."""
         earlier = (1 - _NEWEST) * 0.5 ** (max(0.0, now_s - self._learned_s) / _HALF_LIFE_S)
         newest = min(log_pace, self._log_pace + math.log(_MOST_SLOWER))
         self._log_pace = earlier * self._log_pace + (1 - earlier) * newest
@@ -166,7 +167,7 @@ class BatchAttempt(Struct, eq=False):
     is_probe: bool = False
 
     def left_s(self, now_s: float) -> float:
-        """Returns the expected seconds left in its slot. An overdue batch is expected to take as much longer again."""
+        """Returns the expected seconds left in its slot; of an overdue batch, the seconds by which it is overdue."""
         if self.run_s is None:
             return 0.0
         return abs(self.run_s - max(0.0, now_s - self.started_s - self.wait_s))
@@ -188,11 +189,12 @@ def free_s(left_s: Iterable[float], slots: int) -> list[float]:
 class Health:
     """Ejection of an executor after errors of one model, and probes that bring it back. Times are arguments.
 
-    An executor is ejected for a model after three failures in a row, or if a much larger share of its batches fails
-    than of the others': for half a second at first, then for twice as long each time. It may still answer for another
-    model, which needs less memory. After that time it is probed with copies of batches that another executor answers,
-    so that no caller depends on it. Two answers in a row end the ejection. A healthy but slow executor that gets no
-    other work is probed in the same way, or no measurement would show that it has become fast again.
+    An executor is ejected for a model after three failures in a row, or if the share of its batches that fail is much
+    larger than that of the other executors. The first ejection lasts half a second, each further one twice as long. The
+    executor may still answer for another model, which needs less memory. After that time it is probed with copies of
+    batches that another executor answers, so that no caller depends on it. Two answers in a row end the ejection. A
+    healthy but slow executor that gets no other work is probed in the same way, or no measurement would show that it
+    has become fast again.
 
     Attributes:
         trusted: whether the executor is not ejected.

@@ -1,5 +1,14 @@
 """Where the next batch of a model completes first, whether it waits for that, and when waiting work completes. Pure.
 
+The terms, each of which uses those before it:
+
+- member: an executor, or one server of it (`member.py`)
+- slot: a place for one running batch; a member has one or more
+- `Times`: the expected seconds of a model's batches, by rows; each member has its own
+- lane (`Lane`): a slot with the seconds until it is free, and the `Times` there
+- work: waiting batches, as the seconds that the fastest lane takes for them; slower lanes do less than 1 s of it in 1 s
+- `Placement`: the member for the next batch, and the limit of its rows, of which `ExecutorSnapshot.place` has three
+
 An executor that is idle and slow is worth it only if it completes a batch before the busy ones would complete the whole
 backlog (the "slow server problem": Lin and Kumar, IEEE TAC 1984). It takes the requests that are due last. Requests
 that wait for a busy executor form a larger batch meanwhile. If several slots are free, they share the backlog, provided
@@ -55,8 +64,9 @@ class BatchForecast(NamedTuple):
     for them, would not complete earlier. A slot that hangs takes no part until its batch should have ended. The number
     of batches that have ended by some time follows without placing them one by one.
 
-    Work is counted in seconds of the lane that does most of it; see `CompletionForecast.times`. With batches of 0.25 s
-    there, ten batches are 2.5 s of work. A lane with batches of 1 s then does 0.25 s of work in a second:
+    Work is counted in seconds of the fastest lane; see `CompletionForecast.times`. Example: the fastest lane takes
+    0.25 s for a batch, so ten batches are 2.5 s of work. A lane that takes 1 s for a batch does 0.25 s of work in a
+    second:
 
     >>> forecast = BatchForecast(seconds=0.25, lanes=[(0.25, 1.0), (1.0, 0.25)])  # both lanes are free now
     >>> forecast.done(0.0)  # no work before it: the fast lane runs the batch at once
@@ -71,7 +81,7 @@ class BatchForecast(NamedTuple):
     1.25
 
     Args:
-        seconds: of a batch on the lane where work is counted.
+        seconds: of a batch on the fastest lane.
         lanes: (seconds until it completes a batch that starts there next, work that it does in a second) of each lane,
             in this order.
     """
@@ -97,7 +107,7 @@ class BatchForecast(NamedTuple):
         return at_s + work_s / speed, speed
 
     def wait_s(self, work_s: float) -> float:
-        """Returns how long a batch waits that comes after `work_s` of work and runs where work is counted."""
+        """Returns how long a batch waits that comes after `work_s` of work and runs on the fastest lane."""
         return max(0.0, self.done(work_s)[0] - self.seconds)
 
 
@@ -110,7 +120,7 @@ class CompletionForecast:
 
     Attributes:
         lanes: as given.
-        times: those of the lane that does most work; it does 1 s of work in 1 s.
+        times: those of the fastest lane, the one with most rows in a second; it does 1 s of work in 1 s.
     """
 
     def __init__(self, lanes: Sequence[Lane], max_rows: int) -> None:

@@ -173,7 +173,7 @@ def judge(
         over: whether the stage's time is over.
         installed: number of devices that committed the model.
         failed: number of devices that could not, or went back; a device that fell silent after it accepted is included.
-        treated: the stage's devices, see above.
+        treated: the stage's devices that are compared; the module docstring says which.
         control: the control group.
         running: the devices of the stage that run the model, including those that are not compared; none for a
             configuration.

@@ -5,7 +5,7 @@ A request that can start now is admitted. Otherwise it has to pass these checks,
 1. Is there space for it to wait, for its client and its level (`Shares`)?
 2. Can its model complete it in the time that it allows?
 3. Does its turn come in time, before its client and its level take more than their share?
-4. Does no request that was admitted before become late by it?
+4. Do all requests that were admitted earlier and run after it stay in time?
 
 A request that fails a check is refused immediately, with the time after which there should be room. Its caller can do
 something else, and no work is spent on an answer that comes too late. Under overload this prevents the collapse of
