@@ -70,5 +70,5 @@ def delete(name: NameArgument, version: VersionArgument, keys: SigningKeys, gate
     with gateway.registry() as registry:
         remove_configuration(keyring, registry, name, version, time.time())
     return Report(
-        {"removed": {"configuration": name, "version": version}}, f"{name} version {version} is no longer signed for."
+        {"removed": {"configuration": name, "version": version}}, f"{name} version {version} is no longer signed."
     )

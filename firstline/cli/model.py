@@ -172,9 +172,7 @@ def delete(
     keyring = keys.keyring()
     with gateway.registry(model) as registry:
         remove_bundle(keyring, registry, model, version, time.time())
-    return Report(
-        {"removed": {"model": model, "version": version}}, f"{model} version {version} is no longer signed for."
-    )
+    return Report({"removed": {"model": model, "version": version}}, f"{model} version {version} is no longer signed.")
 
 
 def _extra_needs(needs: Sequence[str]) -> dict[str, ExtraNeeds]:

@@ -74,7 +74,7 @@ def read_configuration(trust: Trust, registry: Registry, name: str, version: int
     """Returns a configuration's text, verified from the first root on.
 
     Raises:
-        NotFoundError: it is not signed for.
+        NotFoundError: no signature covers it.
         UpdateError: the metadata or the content does not verify.
     """
     file = trust.refresh().get(configuration_path(name, version))

@@ -72,7 +72,9 @@ class JobWaiters:
             full = f"You wait for {counted(self._waits_of[principal], 'answer')} to jobs, half of jobs.waiting_limit"
         else:
             return
-        raise QueueFullError(f"{full}; ask without waiting, or come back later.", retry_after_s=_RETRY_S)
+        raise QueueFullError(
+            f"{full}; ask without waiting, or retry after the seconds in Retry-After.", retry_after_s=_RETRY_S
+        )
 
     def notify(self, job_id: str) -> None:
         """Wakes the callers that wait for a job, which has ended or was deleted."""

@@ -175,7 +175,7 @@ class ModelMemory:
                     pass
                 if not self.fits(served) and (before is None or not before.is_in):
                     raise NotReadyError(
-                        "There is no room for it: requests hold all that is in memory; come back later."
+                        "There is no room for it: requests use all models in memory; retry when they have ended."
                     )
             loaded = await self._loaded(served)
         was_in = before is not None and before.is_in

@@ -59,8 +59,8 @@ def state_after(command: Command, state: RolloutState) -> RolloutState:
     after = _LEADS[command].get(state)
     if after is None:
         allowed = sorted(allowed_commands(state))
-        offer = f"it can be: {', '.join(allowed)}" if allowed else "nothing more can be done to it"
-        raise RequestError(f"A rollout that is {state.replace('_', ' ')} cannot {command}; {offer}.")
+        offer = f"it allows: {', '.join(allowed)}" if allowed else "nothing more can be done to it"
+        raise RequestError(f"A rollout that is {state.replace('_', ' ')} does not allow {command}; {offer}.")
     return after
 
 

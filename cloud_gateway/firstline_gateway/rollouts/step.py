@@ -362,7 +362,7 @@ def _stranded(rollout: Rollout, assignments: Mapping[str, Assignment]) -> str:
     reasons = ", ".join(sorted({each.reason for each in stranded}))
     return (
         f" {counted(len(stranded), 'device')} could not go back ({reasons}), and {rollout.definition.title} runs "
-        "there: start a rollout of a version that is signed for."
+        "there: start a rollout of a version that is still signed."
     )
 
 

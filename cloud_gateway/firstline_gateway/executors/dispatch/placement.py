@@ -6,7 +6,7 @@ The terms, each of which uses those before it:
 - slot: a place for one running batch; a member has one or more
 - `Times`: the expected seconds of a model's batches, by rows; each member has its own
 - lane (`Lane`): a slot with the seconds until it is free, and the `Times` there
-- work: waiting batches, as the seconds that the fastest lane takes for them; slower lanes do less than 1 s of it in 1 s
+- work: waiting batches, as the seconds that the fastest lane takes for them; other lanes usually do less in 1 s
 - `Placement`: the member for the next batch, and the limit of its rows, of which `ExecutorSnapshot.place` has three
 
 An executor that is idle and slow is worth it only if it completes a batch before the busy ones would complete the whole

@@ -387,7 +387,8 @@ class Admission:
         mine, of_model = self._queue.requests(item.client), self._queue.of(item.key).requests
         if not self.shares.allows(mine + 1, of_model + 1, self.bounds.requests * level_share):
             raise QueueFullError(
-                f"Model '{item.key.name}' has {counted(of_model, 'request')} waiting already; come back later.",
+                f"Model '{item.key.name}' has {counted(of_model, 'request')} waiting already; retry after the seconds "
+                "in Retry-After.",
                 retry_after_s=retry_after_s(),
             )
         mine_bytes, all_bytes = self._queue.size_bytes(item.client), self._queue.size_bytes()
@@ -396,7 +397,8 @@ class Admission:
             mine_bytes, all_bytes + item.size_bytes, self.bounds.size_bytes * level_share
         ):
             raise QueueFullError(
-                f"{all_bytes} bytes of requests wait already; come back later.", retry_after_s=retry_after_s()
+                f"{all_bytes} bytes of requests wait already; retry after the seconds in Retry-After.",
+                retry_after_s=retry_after_s(),
             )
 
     def _check_unmeasured(self, item: PendingRequest, slots: int) -> None:
@@ -404,7 +406,7 @@ class Admission:
         if item.request.deadline_s is not None and self._queue.of(item.key).requests >= slots:
             raise QueueFullError(
                 f"Nothing has run on model '{item.key.name}' yet that would tell whether this request can be answered "
-                "in time, and others wait already; come back later.",
+                "in time, and others wait already; retry after the seconds in Retry-After.",
                 retry_after_s=_FIRST_RETRY_S,
             )
 
@@ -422,7 +424,7 @@ class Admission:
         if not self.shares.allows(batches.done(mine_s)[0] - first_s, done_s - first_s, room_s):
             raise QueueFullError(
                 f"There are {rounded(done_s - batches.seconds)} s of work before this request, which allows "
-                f"{rounded(item.latest_s - now_s)} s; come back later.",
+                f"{rounded(item.latest_s - now_s)} s; retry after the seconds in Retry-After.",
                 retry_after_s=max(0.0, done_s - first_s - max(0.0, room_s / self.shares.clients)),
             )
 
@@ -430,7 +432,8 @@ class Admission:
         """Checks whether a request behind it becomes late by it: each may be delayed by `slack_s`."""
         if self.margin.usable_s(slack_s) < item.delays_s:
             raise QueueFullError(
-                "Requests that came before this one would be late by it; come back later.",
+                "Requests that were admitted before this one would be late because of it; retry after the seconds in "
+                "Retry-After.",
                 retry_after_s=retry_after_s,
             )
 
