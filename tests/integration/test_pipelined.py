@@ -194,7 +194,9 @@ async def test_idle_connections_hold_no_bodies(gated: tuple[Gateway, GatedExecut
     assert largest < len(body)
 
 
-async def test_unread_refusals_are_few(gated: tuple[Gateway, GatedExecutor], monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unread_refusals_are_bounded(
+    gated: tuple[Gateway, GatedExecutor], monkeypatch: pytest.MonkeyPatch
+) -> None:
     gateway, _ = gated
     monkeypatch.setattr(gateway.overload, "refuses", lambda *_: True)
     async with serving(gateway, limits=ServerLimits(write_s=0.5)) as url:

@@ -97,7 +97,7 @@ def test_a_contexts_key_goes_to_no_other_gateway() -> None:
         assert GatewayOptions(own).required_key() == "key-of-factory"
 
 
-def test_key_and_ca_go_to_their_own_gateway(
+def test_key_and_ca_go_only_to_their_own_gateway(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     factory()

@@ -204,7 +204,9 @@ def test_an_update_expires_at_its_end(wanted: DesiredVersion) -> None:
         ({"not_before_s": NOW_S + 50, "expires_s": NOW_S - 1}, 0.1),
     ],
 )
-def test_the_next_check_is_at_the_begin_or_end(wanted: DesiredVersion, when: dict[str, float], seconds: float) -> None:
+def test_the_next_check_is_at_the_begin_or_expiry(
+    wanted: DesiredVersion, when: dict[str, float], seconds: float
+) -> None:
     assert wait_s(replace(wanted, **when), NOW_S) == seconds
 
 
