@@ -157,8 +157,11 @@ class LocalBlobs:
         try:
             yield
         except OSError as error:
+            reason = f"refuses: {system_reason(error)}."
             raise StoreUnavailableError(
-                f"The registry's folder {self._folder} refuses: {system_reason(error)}.", retry_after_s=_RETRY_S
+                f"The registry's folder {self._folder} {reason}",
+                retry_after_s=_RETRY_S,
+                public=f"The registry's folder {reason}",
             ) from error
 
 

@@ -115,10 +115,14 @@ class S3Blobs:
         try:
             yield
         except FileNotFoundError as error:
-            raise NotFoundError(f"There is no such file in {self._shown}.") from error
+            raise NotFoundError(
+                f"There is no such file in {self._shown}.", public="There is no such file in the registry."
+            ) from error
         except (BaseError, OSError) as error:
             raise StoreUnavailableError(
-                f"The registry's store {self._shown} refuses: {_first_line(error)}.", retry_after_s=_RETRY_S
+                f"The registry's store {self._shown} refuses: {_first_line(error)}.",
+                retry_after_s=_RETRY_S,
+                public="The registry's store refuses; the gateway's log has the reason.",
             ) from error
 
 

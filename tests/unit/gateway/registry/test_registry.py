@@ -238,8 +238,9 @@ async def test_a_file_is_stored_and_read_in_any_part(blobs: Blobs, size_bytes: i
     await blobs.remove(digest)
     await blobs.remove(digest)
     assert await blobs.all() == []
-    with pytest.raises(errors.NotFoundError):
+    with pytest.raises(errors.NotFoundError) as absent:
         await _read(blobs, digest, 0, 1)
+    assert BUCKET not in absent.value.public
 
 
 async def test_wrong_oversized_or_truncated_uploads_are_not_stored(blobs: Blobs) -> None:
@@ -286,6 +287,16 @@ async def test_a_store_that_is_away_is_said(tmp_path: Path, monkeypatch: pytest.
     with pytest.raises(errors.StoreUnavailableError, match="s3://bundles refuses") as caught:
         await away.find("0" * 64)
     assert "\n" not in caught.value.message
+    assert caught.value.public == "The registry's store refuses; the gateway's log has the reason."
+
+
+async def test_callers_do_not_see_where_files_are(tmp_path: Path) -> None:
+    folder = LocalBlobs(tmp_path / "blobs")
+    (tmp_path / "blobs" / "00").write_bytes(b"")  # where a folder has to be
+    with pytest.raises(errors.StoreUnavailableError, match=str(tmp_path)) as caught:
+        await folder.put("0" * 64, _parts(b"content"))
+    assert caught.value.public.startswith("The registry's folder refuses: ")
+    assert str(tmp_path) not in caught.value.public
 
 
 async def test_a_store_that_sends_more_than_requested_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
