@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from firstline_core.errors import InferenceError, InvalidTensorError, ModelLoadError
-from firstline_core.runtime.base import Feeds, RowByRow, Runtime, cast_feed, run_in_batches
+from firstline_core.runtime.base import Feeds, RowByRow, Runtime, cast_feed, fits, run_in_batches
 from firstline_core.types import Array, TensorSpec
 
 DIGITS_TFLITE = Path(__file__).parents[4] / "models" / "digits" / "artefacts" / "edge_int8.tflite"
@@ -143,3 +143,11 @@ def test_no_row_of_an_output_is_lost_unseen() -> None:
     rows = RowByRow(Above(), ("x", "n"))  # "y" has no axis of rows either, which the task finds by its shape
     found = rows.run({"x": np.array([[1, 2, 3], [4, 0, 0]], np.float32)})
     assert found["y"].tolist() == [2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("shape", "fitting"),
+    [((2, 4, 3), True), ((2, 5, 3), True), ((2, 4, 2), False), ((2, 4), False), ((2, 4, 3, 1), False)],
+)
+def test_only_free_axes_may_have_any_size(shape: tuple[int, ...], fitting: bool) -> None:
+    assert fits(shape, (1, -1, 3)) == fitting

@@ -69,7 +69,7 @@ def test_probabilities_of_exclusive_labels_are_accepted(probabilities: Array) ->
         (np.full((1, 10), 0.9, np.float32), "sums to 9"),
         (-np.full((1, 10), 0.1, np.float32), "values from -0.1 to -0.1"),
         (np.concatenate([rows(1.0), rows(0.84)]), "sums to 0.84, outside of 0.85 to 1.05"),
-        (rows(1.0, 0.06), "sums to 1.06"),
+        (np.concatenate([rows(1.0), rows(1.0, 0.06)]), "sums to 1.06"),
         (rows(1.5, -0.5), "values from -0.5 to 1.5 for 1 of 1 rows"),
         (np.concatenate([rows(1.0), rows(np.nan), rows(np.inf)]), "NaN or infinity for 2 of 3 rows"),
         (rows(), "sums to 0"),

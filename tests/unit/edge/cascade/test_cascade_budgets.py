@@ -1,5 +1,9 @@
 """The cascade on a budget: which calls are denied, which are free, and how answers report it."""
 
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
 import pytest
 from support.budgets import COST_BYTES, limited_spending, spent
 from support.edge import SURE, UNSURE, MakeScene, Scene, answer_of, request
@@ -46,6 +50,22 @@ async def test_a_cached_full_answer_costs_nothing(make_scene: MakeScene) -> None
     poor = make_scene(certified=0.8, spending=limited_spending(1.0), cache=rich.cache)
     assert answer_of(await poor.infer(0.7)).tier is Tier.CACHE
     assert answer_of(await poor.infer(0.71)).reason is Reason.BUDGET
+
+
+@pytest.mark.parametrize(
+    ("score", "learned", "reason", "tier"),
+    [(0.45, 0.0, Reason.BUDGET, Tier.EDGE), (0.75, 1.0, Reason.UNCERTAIN, Tier.CLOUD)],
+)
+async def test_a_learned_value_replaces_the_estimate(  # noqa: PLR0917
+    short: Spending, make_scene: MakeScene, score: float, learned: float, reason: Reason, tier: Tier
+) -> None:
+    value = SimpleNamespace(losses=lambda features: np.full(len(features), learned, np.float32))
+    by_price = make_scene(certified=0.8, spending=short)
+    by_policy = make_scene(chosen=policy.make_policy("value", least_value=0.5))
+    for scene in (by_price, by_policy):
+        scene.models.put(replace(scene.held, edge=replace(scene.held.edge, value=value)))
+    assert answer_of(await by_price.infer(score)).reason is reason
+    assert answer_of(await by_policy.infer(score)).tier is tier
 
 
 async def test_edge_answers_of_the_value_policy_stay_certified(short: Spending, make_scene: MakeScene) -> None:
