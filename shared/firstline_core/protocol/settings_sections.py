@@ -38,6 +38,6 @@ class Tracing(Section, frozen=True, kw_only=True):
 
 class Log(Section, frozen=True, kw_only=True):
     level: Literal["debug", "info", "warning", "error"] = "info"
-    """The least important lines that are written: debug, info, warning or error. At "info" each request is one line."""
+    """The least important lines that are written: debug, info, warning or error. Lines about requests are "info"."""
     format: Literal["text", "json"] = "text"
     """"text" for people, "json" for collectors; to stderr."""
