@@ -17,7 +17,7 @@ from firstline_gateway.executors.dispatch.member import (
 seconds = st.floats(0, 100)
 candidate = st.builds(
     Candidate,
-    executor=st.integers(0, 9),
+    member=st.integers(0, 9),
     wait_s=seconds,
     run_s=st.none() | seconds,
     under_way=st.integers(0, 20),
@@ -62,7 +62,7 @@ def test_simultaneous_batches_spread_over_executors(run_s: list[float], slots: i
         ]
         chosen = earliest_completion(candidates)
         ends_s.append(chosen.done_s)
-        given_to[chosen.executor].append(run_s[chosen.executor])
+        given_to[chosen.member].append(run_s[chosen.member])
     rate = sum(slots / each for each in run_s)
     assert max(ends_s) <= batches / rate + max(run_s) + 1e-9
     assert ends_s == sorted(ends_s), "later ones are done later: none was passed by"
@@ -74,7 +74,7 @@ def test_equal_executors_share_equally() -> None:
         chosen = earliest_completion(
             Candidate(name, wait_s([0.01] * given_to[name], 2), 0.01, given_to[name]) for name in range(3)
         )
-        given_to[chosen.executor] += 1
+        given_to[chosen.member] += 1
     assert set(given_to.values()) == {3}
 
 

@@ -2,7 +2,7 @@
 
 One batch, from its start to its answer
     placement       where the next batch of a model completes first, and when waiting work completes; pure
-    dispatcher      the pool of executors: runs batches, on another executor if one fails or is late; adds models
-    member          one executor: its models, its running batches, its health, and predictions for a batch there
+    dispatcher      the pool of members: runs batches, on another member if one fails or is late; adds models
+    member          an executor, or one of its servers: models, running batches, health, and predictions for a batch
     reports         counts and states of the executors, for the metrics and the API
 """

@@ -1,23 +1,23 @@
-"""The pool of executors: starts each batch on one of them, and repeats it on another if it fails or is late.
+"""The pool: starts each batch on one of its members, and repeats it on another if it fails or is late.
 
 A batch may run twice, because inference has no side effects: the caller of the pool counts, audits and records each
-request once. The number of repeats is limited: while everything fails, they would add to the load. An executor that
+request once. The number of repeats is limited: while everything fails, they would add to the load. A member that
 gets no work, or that was ejected, is probed: it runs a copy of one request.
 
-An attempt (`BatchAttempt`) is some requests of a batch on one executor. `Member.outcomes` counts it once, by its end:
+An attempt (`BatchAttempt`) is some requests of a batch on one member. `Member.outcomes` counts it once, by its end:
 
     state      what leads to it                             function                       counted as
     running    the batch starts, or requests are repeated   `BatchRun.begin`               not yet; takes a slot
     answered   no request has an error                      `Dispatcher.end_attempt`       "answered"
     refused    an error of a request, or no room            `Dispatcher.end_attempt`       "refused"
-    failed     the executor is at fault                     `Dispatcher.end_failed`        "failed"
-    unclear    a `RuntimeFailure`: the executor or a        `Dispatcher.end_attempt`       not yet; frees its slot
+    failed     the member is at fault                       `Dispatcher.end_failed`        "failed"
+    unclear    a `RuntimeFailure`: the member or a          `Dispatcher.end_attempt`       not yet; frees its slot
                request is at fault
-     -> failed   another executor answers such a request    `BatchRun.take_outcomes`       "failed"
+     -> failed   another member answers such a request      `BatchRun.take_outcomes`       "failed"
      -> refused  the batch ends without such an answer      `BatchRun._on_batch_ended`     "refused"
     cut off    its batch ends first, or it is cancelled     `Dispatcher.end_or_cut_off`    "cut_off"
 
-Only an answered attempt counts for the health of its executor, and only a failed one against it (`count_failure`). The
+Only an answered attempt counts for the health of its member, and only a failed one against it (`count_failure`). The
 forecast learns from answered attempts, and from those that are cut off after their expected time. An attempt that is
 cut off in a thread keeps its slot until the thread ends. An attempt that becomes unclear after the end of its batch is
 refused at once. A batch that is answered on the event loop makes no attempt: `Member.answered_on_loop` counts it.
@@ -29,7 +29,7 @@ A batch (`BatchRun`) starts its first attempt in `begin`. Four events move it un
                                                         has an answer, or no attempt runs
     an attempt is cancelled, or    `_on_attempt_done`   the batch is cancelled, or ends with that error
     raises an unexpected error
-    an attempt is late             `_repeat_if_late`    requests without an answer are repeated, if another executor
+    an attempt is late             `_repeat_if_late`    requests without an answer are repeated, if another member
                                                         answers sooner; a probe is cancelled
     the caller cancels `ended`     `_on_batch_ended`    the attempts that still run are cut off, as after each other end
 """
@@ -66,21 +66,21 @@ from firstline_core.telemetry.trace import CURRENT
 from firstline_core.types import ModelKey, row_count
 from firstline_gateway.executors.base import Deadlines, ExecutionReport, Inputs, Outcome, SplitsBatches
 from firstline_gateway.executors.dispatch.member import BatchAttempt, Member, earliest_completion
-from firstline_gateway.executors.dispatch.placement import ExecutorSnapshot, problem_with
+from firstline_gateway.executors.dispatch.placement import PoolSnapshot, problem_with
 from firstline_gateway.executors.dispatch.reports import execution_report
 from firstline_gateway.models.repository import ServedModel
 
-# Repeats that each new batch allows; and repeats that may be saved up, for the death of an executor.
+# Repeats that each new batch allows; and repeats that may be saved up, for the death of a member.
 _REPEATS_PER_BATCH, _MOST_REPEATS = 0.1, 64.0
 # Maximum number of executors that one batch is tried on, and of servers of each of them.
 _MOST_EXECUTORS, _MOST_SERVERS = 3, 3
 # Time after which a batch is late: a multiple of its expected time, and the least seconds beyond that time.
 _LATE, _LATE_S = 3.0, 0.02
-# Expected time of a batch that was never measured on an executor: a multiple of the longest time on another one, or
-# these seconds if there is none. It only has to be longer than a third of what a healthy executor takes.
+# Expected time of a batch that was never measured on a member: a multiple of the longest time on another one, or
+# these seconds if there is none. It only has to be longer than a third of what a healthy member takes.
 _UNKNOWN_TIMES, _UNKNOWN_S = 4.0, 0.5
 # Time after which a probe is given up: a multiple of its expected time, and the least seconds. It counts against
-# `PROBE_SHARE`: the longer a probe may hang, the longer an executor that has recovered waits for the next one.
+# `PROBE_SHARE`: the longer a probe may hang, the longer a member that has recovered waits for the next one.
 _PROBE_LATE, _PROBE_S = 20.0, 0.25
 
 FutureOutcomes = asyncio.Future[list[Outcome]]
@@ -91,10 +91,10 @@ log = logger(__name__)
 
 
 class Dispatcher:
-    """Runs batches on its executors. Belongs to one event loop.
+    """Runs batches on the members of the pool. Belongs to one event loop.
 
     Args:
-        members: the executors, at least one.
+        members: of the pool, at least one.
         clock: for all durations and deadlines.
         is_named: whether the settings name the executors; if not, they are not reported by name.
 
@@ -128,7 +128,7 @@ class Dispatcher:
         return " ".join(problems) if all(problems) else ""
 
     def subscribe(self, listener: Callable[[], None]) -> None:
-        """Calls `listener` whenever an executor may have become free, or is late."""
+        """Calls `listener` whenever a member may have become free, or is late."""
         self._listeners.append(listener)
 
     def notify(self) -> None:
@@ -136,12 +136,12 @@ class Dispatcher:
         for listener in self._listeners:
             listener()
 
-    def snapshot(self) -> ExecutorSnapshot:
-        """Returns the executors as they are now, to place batches."""
-        return ExecutorSnapshot(self.members, self.clock.monotonic_s())
+    def snapshot(self) -> PoolSnapshot:
+        """Returns the members as they are now, to place batches."""
+        return PoolSnapshot(self.members, self.clock.monotonic_s())
 
     def loaded_model(self, key: ModelKey) -> LoadedModel | None:
-        """Returns a model to prepare its inputs in this process; None if all executors prepare them elsewhere."""
+        """Returns a model to prepare its inputs in this process; None if all members prepare them elsewhere."""
         for each in self.members:
             if each.prepares_here is not None and (found := each.prepares_here.loaded_model(key)) is not None:
                 return found
@@ -162,7 +162,7 @@ class Dispatcher:
         """Runs a batch of a quick model in this turn of the event loop; see `loop_times`.
 
         Returns:
-            The outcomes, or a future if the batch runs on another executor after all.
+            The outcomes, or a future if the batch runs on another member after all.
         """
         member, started_s = self._local, self.clock.monotonic_s()
         assert member is not None and member.in_process is not None  # noqa: S101 (see `loop_times`)
@@ -181,7 +181,7 @@ class Dispatcher:
         return run.ended.result() if run.ended.done() else self._follow(run)
 
     def run_on(self, member: Member, key: ModelKey, inputs: Inputs, deadlines_s: Deadlines) -> FutureOutcomes:
-        """Starts a batch on one executor, whose slot is taken from now on; see `BatchRun.ended`."""
+        """Starts a batch on one member, whose slot is taken from now on; see `BatchRun.ended`."""
         if len(self.members) > 1:
             self._count_new_batch(member)
             self._probe(key, inputs[:1], member)
@@ -220,7 +220,7 @@ class Dispatcher:
         """Ends an attempt that has outcomes: it is answered, refused, failed or unclear.
 
         Returns:
-            The message of the error if the attempt is unclear: the caller counts it once it knows whether the executor
+            The message of the error if the attempt is unclear: the caller counts it once it knows whether the member
             or a request is at fault. Otherwise "".
         """
         now_s, member, key = self.clock.monotonic_s(), attempt.member, attempt.key
@@ -241,7 +241,7 @@ class Dispatcher:
         return ""
 
     def end_failed(self, attempt: BatchAttempt, message: str) -> None:
-        """Ends an attempt that failed because of its executor."""
+        """Ends an attempt that failed because of its member."""
         attempt.member.free_slot(attempt, self.clock.monotonic_s())
         self.count_failure(attempt.member, attempt.key, message)
         self.notify()
@@ -260,7 +260,7 @@ class Dispatcher:
         if runs_on:
             _call_at_end(ran, lambda _: self._free_slot(attempt))
         else:
-            # An executor that closes meanwhile ends the attempt with an error.
+            # A member that closes meanwhile ends the attempt with an error.
             ran.add_done_callback(lambda ended: None if ended.cancelled() else ended.exception())
             self.notify()
 
@@ -270,9 +270,9 @@ class Dispatcher:
         self.notify()
 
     def count_failure(self, member: Member, key: ModelKey, message: str) -> None:
-        """Counts a failed attempt, for the metrics and against the executor; logs its ejection.
+        """Counts a failed attempt, for the metrics and against the member; logs its ejection.
 
-        At most half of the executors that have the model and are not away are ejected: if more of them fail, the cause
+        At most half of the members that have the model and are not away are ejected: if more of them fail, the cause
         is elsewhere.
         """
         now_s = self.clock.monotonic_s()
@@ -287,7 +287,7 @@ class Dispatcher:
             left_s = health.left_s(now_s)
             log.warning("executor ejected", executor=member.name, model=key.name, seconds=left_s, last=message)
 
-    # Probes: copies of one request, which measure an executor without work.
+    # Probes: copies of one request, which measure a member without work.
 
     def _probe(self, key: ModelKey, inputs: Inputs, chosen: Member) -> None:
         now_s = self.clock.monotonic_s()
@@ -302,9 +302,9 @@ class Dispatcher:
     # Models come and go.
 
     async def put(self, served: ServedModel) -> None:
-        """Places a model on each executor that may run it and can load it.
+        """Places a model on each member that may run it and can load it.
 
-        A model that an executor cannot load is logged. `served.loaded` is closed if no executor uses it.
+        A model that a member cannot load is logged. `served.loaded` is closed if no member uses it.
         """
         taken = False
         await self.drop(served.key)  # probes may still run on it
@@ -344,17 +344,17 @@ class Dispatcher:
 
 
 def is_busy(error: FirstlineError | None) -> bool:
-    """Returns whether an executor is well, but has no room for the request, and says when it will have some."""
+    """Returns whether a member is well, but has no room for the request, and says when it will have some."""
     return isinstance(error, QueueFullError | SheddingError | RateLimitedError) and error.retry_after_s is not None
 
 
 def is_executor_fault(error: FirstlineError) -> bool:
-    """Returns whether an error counts as a failure of the executor, and not of the request."""
+    """Returns whether an error counts as a failure of the member, and not of the request."""
     return may_succeed_elsewhere(error) and not isinstance(error, RuntimeFailure) and not is_busy(error)
 
 
 def may_succeed_elsewhere(error: FirstlineError) -> bool:
-    """Returns whether another executor may answer where this one failed."""
+    """Returns whether another member may answer where this one failed."""
     return isinstance(error, CapacityError | LinkError | RuntimeFailure) and not isinstance(
         error, DeadlineExceededError
     )
@@ -364,15 +364,15 @@ class BatchRun:
     """The run of one batch: the first answer of each request counts.
 
     Args:
-        dispatcher: starts attempts on executors.
+        dispatcher: starts attempts on members.
         key: the model.
         inputs: of each request; see `Executor.run`.
         deadlines_s: of each request.
-        is_probe: whether it is a copy that only measures an executor: it is not repeated, and given up if it hangs.
+        is_probe: whether it is a copy that only measures a member: it is not repeated, and given up if it hangs.
 
     Attributes:
         all: the positions of its requests.
-        ended: done with the outcomes of all requests once each has one, or no executor is left to try. It fails with
+        ended: done with the outcomes of all requests once each has one, or no member is left to try. It fails with
             `EngineUnavailableError` if every request did, and with what is no `FirstlineError`. Cancelling it gives the
             batch up.
     """
@@ -389,7 +389,7 @@ class BatchRun:
         self._clock = dispatcher.clock
         self._outcomes: dict[int, Outcome] = {}
         self._errors: dict[int, FirstlineError] = {}
-        # By the executor of an unclear attempt: its requests that failed, and the message of the error.
+        # By the member of an unclear attempt: its requests that failed, and the message of the error.
         self._unclear: dict[Member, tuple[Sequence[int], str]] = {}
         self._tried: list[Member] = []
         self._running: dict[Running, BatchAttempt] = {}
@@ -400,7 +400,7 @@ class BatchRun:
     # The start of an attempt.
 
     def begin(self, member: Member, positions: Sequence[int]) -> None:
-        """Starts some of the requests on an executor."""
+        """Starts some of the requests on a member."""
         rows, now_s = self.rows(positions), self._clock.monotonic_s()
         attempt = member.begin(self._key, rows, now_s, positions, is_probe=self._is_probe)
         ran = self._call_executor(attempt)
@@ -417,7 +417,7 @@ class BatchRun:
             self._set_late_timer(late_s)
 
     def _call_executor(self, attempt: BatchAttempt) -> Running:
-        """Calls the executor of an attempt. Requests that failed elsewhere one by one are not repeated one by one."""
+        """Calls the member of an attempt. Requests that failed elsewhere one by one are not repeated one by one."""
         inputs = [self._inputs[at] for at in attempt.positions]
         deadlines_s = [self._deadlines_s[at] for at in attempt.positions]
         was_split = any(isinstance(self._errors.get(at), RuntimeFailure) for at in attempt.positions)
@@ -443,9 +443,9 @@ class BatchRun:
     # Events: an attempt is late, or ends.
 
     def _repeat_if_late(self) -> None:
-        """Runs a late batch on a second executor, if that one is expected to end sooner; else waits as long again.
+        """Runs a late batch on a second member, if that one is expected to end sooner; else waits as long again.
 
-        A late probe is given up. Requests that wait for the executor of a late batch are placed again.
+        A late probe is given up. Requests that wait for the member of a late batch are placed again.
         """
         if self._is_probe:
             self.ended.cancel()
@@ -478,7 +478,7 @@ class BatchRun:
                 self.ended.set_exception(error)
 
     def take_outcomes(self, attempt: BatchAttempt, outcomes: Sequence[Outcome]) -> None:
-        """Ends an attempt, keeps the first answer of each request, and repeats failed requests on another executor."""
+        """Ends an attempt, keeps the first answer of each request, and repeats failed requests on another member."""
         if attempt.member not in self._tried:
             self._tried.append(attempt.member)
         unclear_message = self._dispatcher.end_attempt(attempt, outcomes)
@@ -507,10 +507,10 @@ class BatchRun:
     # Repeats of requests without an answer.
 
     def _repeat(self, reason: Repeat, positions: Sequence[int], within_s: float = math.inf) -> bool:
-        """Starts requests that are not overdue on another executor, if one may answer within the time.
+        """Starts requests that are not overdue on another member, if one may answer within the time.
 
         A repeat on another server of the same executor because of lateness counts against the hedges of that executor.
-        If all executors so far refused the requests at once, a repeat adds no load, and is always allowed.
+        If all members so far refused the requests at once, a repeat adds no load, and is always allowed.
         """
         dispatcher, key, now_s = self._dispatcher, self._key, self._clock.monotonic_s()
         left = [at for at in positions if (deadline_s := self._deadlines_s[at]) is None or deadline_s > now_s]
@@ -527,12 +527,12 @@ class BatchRun:
         done_s = found.done_s if found.run_s is not None else found.wait_s + dispatcher.presumed_s(key, rows)
         if done_s > within_s:
             return False
-        if hedges is not None and found.executor.name == last.name:
+        if hedges is not None and found.member.name == last.name:
             hedges.take(now_s)
         elif not all(is_busy(self._errors.get(at)) for at in left) and not dispatcher.repeats.take(now_s):
             return False
-        dispatcher.count_repeat(reason, last, found.executor)
-        self.begin(found.executor, left)
+        dispatcher.count_repeat(reason, last, found.member)
+        self.begin(found.member, left)
         return True
 
     def _untried(self) -> list[Member]:
@@ -548,7 +548,7 @@ class BatchRun:
     # The end of the batch.
 
     def _end_batch(self) -> None:
-        """Sets the outcomes of the batch, or its error if every executor was away."""
+        """Sets the outcomes of the batch, or its error if every member was away."""
         by_preference = self._errors | self._outcomes
         found = [by_preference[at] for at in self.all if at in by_preference]
         away = [each for each in found if isinstance(each, EngineUnavailableError)]

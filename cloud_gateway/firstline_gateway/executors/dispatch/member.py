@@ -1,7 +1,6 @@
 """A member of the pool: its models with the times of their batches, its running batches, and predictions. No I/O.
 
-A member is an executor, or one server of an executor that has several. Where only the member itself is meant, the
-code calls it the executor.
+A member is an executor of the settings, or one server of an executor that has several.
 
 The usual seconds of a model's batches come from a profile, or from the measurement when the model was loaded; otherwise
 the first batches tell. The pace is the ratio of observed to expected time: 1 as usual, 3 if everything takes three
@@ -12,11 +11,11 @@ come from a machine that gains less by batching: the n-th batch of a size change
 profile counts as the first few batches. So a few more correct a wrong profile. The rest of the error changes the pace,
 so that a short disturbance of the whole machine changes the usual seconds little.
 
-    Forecast                    the times of one model's batches on the executor, learned from those that ended
-    BatchAttempt                some requests of a batch on the executor, from `Member.begin` until it frees its slot
-    Health                      the executor's failures with one model: ejection, and when the next probe is due
+    Forecast                    the times of one model's batches on the member, learned from those that ended
+    BatchAttempt                some requests of a batch on the member, from `Member.begin` until it frees its slot
+    Health                      the member's failures with one model: ejection, and when the next probe is due
     ProbeBudget, HedgeBudget    the limits of probes and of repeats because of lateness
-    Member                      the executor: joins all of the above, and answers "when would this batch complete?"
+    Member                      joins all of the above, and answers "when would this batch complete?"
 """
 
 from __future__ import annotations
@@ -46,9 +45,9 @@ _MOST_SLOWER = 4.0
 # the newest one counts as one part at least.
 _LEARNING, _MOST = 8, 64
 
-# Failures in a row that eject an executor.
+# Failures in a row that eject a member.
 _FAILURES = 3
-# Batches after which the share of failures is compared with that of the other executors, and the largest difference.
+# Batches after which the share of failures is compared with that of the other members, and the largest difference.
 _COMPARED, _MORE_FAILURES = 50, 0.2
 # Seconds of the first ejection, and of the longest.
 _FIRST_S, _LONGEST_S = 0.5, 30.0
@@ -60,7 +59,7 @@ _PROBE_EVERY_S = 2.0
 # Hedges that may be saved up, for a short disturbance of one server.
 _MOST_HEDGES = 5.0
 PROBE_SHARE, PROBE_SAVED_S = 0.02, 2.0
-"""The share of an executor's time that probes may take, and the seconds of it that may be saved up."""
+"""The share of a member's time that probes may take, and the seconds of it that may be saved up."""
 
 E = TypeVar("E", bound=Hashable)
 
@@ -69,7 +68,7 @@ OpensMember = Callable[..., "Member"]
 
 
 class Forecast:
-    """The times of one model's batches on one executor.
+    """The times of one model's batches on one member.
 
     Example: a profile says 0.1 s for 1 row and 0.4 s for 8 rows. It counts as 8 batches of each size. A batch of 1 row
     takes 0.1 s as expected; the next one, which starts at once, takes 0.2 s. It is the tenth of its size, so a tenth of
@@ -142,18 +141,18 @@ class Forecast:
 
 
 class BatchAttempt(Struct, eq=False):
-    """Some requests of a batch on one executor.
+    """Some requests of a batch on one member.
 
     Args:
-        member: the executor.
+        member: it runs them.
         key: the model.
         rows: of the requests.
         wait_s: expected wait for a slot, from `started_s` on.
         run_s: expected seconds in the slot, or None if the model was never measured there.
-        pace: of the executor at the start; see `Forecast`.
-        started_s: when the executor was given it.
+        pace: of the member at the start; see `Forecast`.
+        started_s: when the member was given it.
         positions: of the requests in the batch.
-        is_probe: whether it is a copy that only measures the executor.
+        is_probe: whether it is a copy that only measures the member.
     """
 
     member: Member
@@ -187,17 +186,17 @@ def free_s(left_s: Iterable[float], slots: int) -> list[float]:
 
 
 class Health:
-    """Ejection of an executor after errors of one model, and probes that bring it back. Times are arguments.
+    """Ejection of a member after errors of one model, and probes that bring it back. Times are arguments.
 
-    An executor is ejected for a model after three failures in a row, or if the share of its batches that fail is much
-    larger than that of the other executors. The first ejection lasts half a second, each further one twice as long. The
-    executor may still answer for another model, which needs less memory. After that time it is probed with copies of
-    batches that another executor answers, so that no caller depends on it. Two answers in a row end the ejection. A
-    healthy but slow executor that gets no other work is probed in the same way, or no measurement would show that it
+    A member is ejected for a model after three failures in a row, or if the share of its batches that fail is much
+    larger than that of the other members. The first ejection lasts half a second, each further one twice as long. The
+    member may still answer for another model, which needs less memory. After that time it is probed with copies of
+    batches that another member answers, so that no caller depends on it. Two answers in a row end the ejection. A
+    healthy but slow member that gets no other work is probed in the same way, or no measurement would show that it
     has become fast again.
 
     Attributes:
-        trusted: whether the executor is not ejected.
+        trusted: whether the member is not ejected.
     """
 
     def __init__(self) -> None:
@@ -222,11 +221,11 @@ class Health:
         return fmean(self._recent) if len(self._recent) >= _COMPARED else None
 
     def failed(self, now_s: float, peers: Sequence[float] = (), *, may_eject: bool = True) -> bool:
-        """Counts a failed batch; returns whether this ejects the executor.
+        """Counts a failed batch; returns whether this ejects the member.
 
         Args:
             now_s: the present.
-            peers: the failure shares of the other executors.
+            peers: the failure shares of the other members.
             may_eject: whether it may be ejected, however often it fails.
         """
         self._answers = 0
@@ -244,11 +243,11 @@ class Health:
         return ejected
 
     def left_s(self, now_s: float) -> float:
-        """Returns the seconds until an ejected executor is probed; 0 if it is not ejected."""
+        """Returns the seconds until an ejected member is probed; 0 if it is not ejected."""
         return 0.0 if self.trusted else max(0.0, self._until_s - now_s)
 
     def used(self, now_s: float) -> None:
-        """Postpones the next probe, because the executor got a batch or a probe."""
+        """Postpones the next probe, because the member got a batch or a probe."""
         self._probe_due_s = now_s + _PROBE_EVERY_S
 
     def may_be_probed(self, now_s: float) -> bool:
@@ -257,7 +256,7 @@ class Health:
 
 
 class ProbeBudget:
-    """The time that probes of all models may take on one executor, by what earlier probes took."""
+    """The time that probes of all models may take on one member, by what earlier probes took."""
 
     def __init__(self) -> None:
         self._left_s = PROBE_SAVED_S
@@ -292,13 +291,13 @@ class HedgeBudget(TokenBucket):
 
 @dataclass(slots=True)
 class PlacedModel:
-    """A model on an executor.
+    """A model on a member.
 
     Args:
         served: the model.
         forecast: of its batches there.
-        loop_times: of its batches on the event loop, if the executor is in this process.
-        health: of the executor for this model.
+        loop_times: of its batches on the event loop, if the member is in this process.
+        health: of the member for this model.
     """
 
     served: ServedModel
@@ -308,17 +307,17 @@ class PlacedModel:
 
 
 class Candidate(Struct, Generic[E], frozen=True):
-    """An executor, as it is for one batch.
+    """A member, as it is for one batch.
 
     Args:
-        executor: the executor.
+        member: the member.
         wait_s: until a slot is free there.
         run_s: of the batch in the slot; None if it is unknown.
         under_way: batches that it has now.
         trusted: whether it is not ejected; see `Health`.
     """
 
-    executor: E
+    member: E
     wait_s: float
     run_s: float | None
     under_way: int = 0
@@ -333,7 +332,7 @@ class Candidate(Struct, Generic[E], frozen=True):
 def earliest_completion(candidates: Iterable[Candidate[E]]) -> Candidate[E] | None:
     """Returns the candidate with the earliest predicted completion; None if there is none.
 
-    Executors that are not ejected come first. Equals take turns by their batches under way. One that was never measured
+    Members that are not ejected come first. Equals take turns by their batches under way. One that was never measured
     comes last; probes measure it. The prediction counts the batches under way and the batch itself, so that work
     spreads in the proportion of the speeds ("shortest expected delay", Banawan and Zahorjan, INFOCOM 1989; with one
     server each, the rule of HEFT: Topcuoglu et al., IEEE TPDS 2002). Each choice adds to the batches under way, which
@@ -343,7 +342,7 @@ def earliest_completion(candidates: Iterable[Candidate[E]]) -> Candidate[E] | No
 
 
 class Member:
-    """One executor. Each server of an executor of several servers is a member of its own.
+    """An executor of the settings, or one server of an executor that has several.
 
     Args:
         name: of the executor in the settings.
@@ -353,14 +352,14 @@ class Member:
         takes: whether a model, by name, may run there at all.
         load: loads a model into this process for it; None if its models are remote, or are loaded for it.
         is_shared: whether batches in flight slow each other down there by an unknown amount. It is then chosen as if
-            they ran one after the other, so that equal executors get equal parts.
+            they ran one after the other, so that equal members get equal parts.
         url: of its server, if the executor has servers of its own.
         hedges: how many late batches of its servers may also run on another of them; None counts them as other repeats.
 
     Attributes:
         models: that it runs.
         outcomes: batches by outcome: "answered", "refused" (the requests were at fault, or perhaps were), "failed", or
-            "cut_off": given up, because another executor was faster or a probe took too long.
+            "cut_off": given up, because another member was faster or a probe took too long.
         running: batches in the order of their starts.
         in_process: the executor, if its models are in this process.
         prepares_here: the executor, if its inputs are preprocessed in this process.
@@ -443,7 +442,7 @@ class Member:
         """Returns whether it may be given one more batch.
 
         Args:
-            is_full: whether the batch gains nothing by waiting. A remote executor of known sessions is then given one
+            is_full: whether the batch gains nothing by waiting. A remote member of known sessions is then given one
                 more for each, so that no session idles while answers travel.
         """
         most = self.side_by_side
@@ -478,7 +477,7 @@ class Member:
         if run_s is not None and self._is_shared:
             run_s *= 1 + len(self.running)
         return Candidate(
-            executor=self,
+            member=self,
             wait_s=self.until_free_s(now_s)[0] + reserved_s,
             run_s=run_s,
             under_way=len(self.running),

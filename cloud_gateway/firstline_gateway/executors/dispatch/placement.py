@@ -7,11 +7,11 @@ The terms, each of which uses those before it:
 - `Times`: the expected seconds of a model's batches, by rows; each member has its own
 - lane (`Lane`): a slot with the seconds until it is free, and the `Times` there
 - work: waiting batches, as the seconds that the fastest lane takes for them; other lanes usually do less in 1 s
-- `Placement`: the member for the next batch, and the limit of its rows, of which `ExecutorSnapshot.place` has three
+- `Placement`: the member for the next batch, and the limit of its rows, of which `PoolSnapshot.place` has three
 
-An executor that is idle and slow is worth it only if it completes a batch before the busy ones would complete the whole
+A member that is idle and slow is worth it only if it completes a batch before the busy ones would complete the whole
 backlog (the "slow server problem": Lin and Kumar, IEEE TAC 1984). It takes the requests that are due last. Requests
-that wait for a busy executor form a larger batch meanwhile. If several slots are free, they share the backlog, provided
+that wait for a busy member form a larger batch meanwhile. If several slots are free, they share the backlog, provided
 that they complete it notably earlier together.
 """
 
@@ -46,7 +46,7 @@ class Times(Protocol):
 
 
 class Lane(NamedTuple):
-    """A slot of an executor that runs a model.
+    """A slot of a member that runs a model.
 
     Args:
         wait_s: seconds until it is free.
@@ -146,11 +146,11 @@ class Placement(Struct, frozen=True):
     """Where the next batch of a model runs, and the `Times` of batches there.
 
     Args:
-        member: the executor with the earliest predicted completion.
+        member: the member with the earliest predicted completion.
         key: the model.
-        most_rows: of the batch: one of the three limits in `ExecutorSnapshot.place`.
-        is_free: whether it can start there now; else it waits for that executor.
-        idle: another executor, which completes the last requests of the backlog before the busy ones would.
+        most_rows: of the batch: one of the three limits in `PoolSnapshot.place`.
+        is_free: whether it can start there now; else it waits for that member.
+        idle: another member, which completes the last requests of the backlog before the busy ones would.
     """
 
     member: Member
@@ -160,7 +160,7 @@ class Placement(Struct, frozen=True):
     idle: Placement | None = None
 
     def seconds(self, rows: int) -> float:
-        """Returns the expected seconds of a batch on the executor; 0 if nothing is known."""
+        """Returns the expected seconds of a batch on the member; 0 if nothing is known."""
         return self.member.seconds(self.key, rows) or 0.0
 
     def worthwhile_rows(self, max_rows: int) -> int:
@@ -169,7 +169,7 @@ class Placement(Struct, frozen=True):
 
 
 def problem_with(members: Sequence[Member], key: ModelKey) -> str:
-    """Returns why no executor can run a model, as sentences, or "" if one can."""
+    """Returns why no member can run a model, as sentences, or "" if one can."""
     problems = {member: member.problem_with(key) for member in members}
     if not all(problems.values()):
         return ""
@@ -178,11 +178,11 @@ def problem_with(members: Sequence[Member], key: ModelKey) -> str:
     return " ".join(reasons) or f"No executor may run model '{key.name}'."
 
 
-class ExecutorSnapshot:
-    """All executors at one moment, with the work that is reserved for batches that wait.
+class PoolSnapshot:
+    """All members at one moment, with the work that is reserved for batches that wait.
 
     Args:
-        members: the executors.
+        members: of the pool.
         now_s: the moment, monotonic.
     """
 
@@ -206,7 +206,7 @@ class ExecutorSnapshot:
             largest   the rows that gain by running together there (`Member.worthwhile_rows`), or all that wait if they
                       are fewer; at least those of the first request
             even      the share of one of several free slots, if they complete the backlog notably earlier together
-            in time   what an idle executor completes before the busy ones complete their next batch, or the backlog
+            in time   what an idle member completes before the busy ones complete their next batch, or the backlog
 
         Args:
             key: its model.
@@ -225,7 +225,7 @@ class ExecutorSnapshot:
         largest = {member: max(least_rows, min(rows, member.worthwhile_rows(key, max_rows))) for member in available}
         best = earliest_completion(self._candidate(member, key, each) for member, each in largest.items())
         assert best is not None  # noqa: S101 (at least one is available)
-        member, most_rows = best.executor, largest[best.executor]
+        member, most_rows = best.member, largest[best.member]
         is_full = rows >= member.worthwhile_rows(key, max_rows) and member not in self._reserved_s
         if not member.has_room(is_full=is_full and best.run_s is not None):
             idle = self._place_idle(best, key, rows, least_rows, largest)
@@ -256,22 +256,22 @@ class ExecutorSnapshot:
     def _place_idle(
         self, best: Candidate[Member], key: ModelKey, rows: int, least_rows: int, largest: Mapping[Member, int]
     ) -> Placement | None:
-        """Returns the idle executor that completes most rows in a second, and a batch for it; None if none is worth it.
+        """Returns the idle member that completes most rows in a second, and a batch for it; None if none is worth it.
 
-        The batch is the largest that the idle executor completes before the busy ones complete their next batch. If
+        The batch is the largest that the idle member completes before the busy ones complete their next batch. If
         there is no such batch, it is the largest that completes before they would complete the whole backlog.
 
-        Example: 320 rows wait. The busy executor is free in 0.1 s and takes 0.1 s for its largest batch of 32 rows. It
-        completes the next one after 0.2 s, and the last one after 1.1 s. An idle executor that takes 0.1 s and 0.02 s
+        Example: 320 rows wait. The busy member is free in 0.1 s and takes 0.1 s for its largest batch of 32 rows. It
+        completes the next one after 0.2 s, and the last one after 1.1 s. An idle member that takes 0.1 s and 0.02 s
         for each row gets 4 rows (0.18 s). One that takes five times as long completes no batch within 0.2 s, and gets
         4 rows because of the 1.1 s (0.9 s). One that takes ten times as long gets none (1.2 s for one row).
         """
-        others = [each for each in largest if each is not best.executor and each.takes_now(key)]
+        others = [each for each in largest if each is not best.member and each.takes_now(key)]
         idle = [each for each in others if each.has_room()]
         if not idle:
             return None
-        busy = [best.executor, *(each for each in others if each not in idle)]
-        busy_rows = largest[best.executor]
+        busy = [best.member, *(each for each in others if each not in idle)]
+        busy_rows = largest[best.member]
         batches = self._completion(busy, key, busy_rows).of(busy_rows)
         all_s = batches.done((rows - busy_rows) / busy_rows * batches.seconds)[0]
         found = []
@@ -284,10 +284,10 @@ class ExecutorSnapshot:
         return min(found, key=lambda each: each[:2])[2] if found else None
 
     def _rows_in_time(self, member: Member, key: ModelKey, least: int, largest_rows: int, within_s: float) -> int:
-        """Returns the rows of the largest batch that an executor completes within the time; 0 if there is none.
+        """Returns the rows of the largest batch that a member completes within the time; 0 if there is none.
 
         For a size that was never tried, no gain by batching is assumed. So two rows are tried where the answer would be
-        one; otherwise the executor would always get single rows.
+        one; otherwise the member would always get single rows.
         """
         size = largest_rows
         while self._candidate(member, key, size).done_s > within_s:
@@ -297,7 +297,7 @@ class ExecutorSnapshot:
         return 2 if size == 1 < largest_rows and not member.models[key].forecast.has_tried(2) else size
 
     def reserve(self, key: ModelKey, placement: Placement, rows: int) -> None:
-        """Reserves the busy executors for a backlog that waits for them: other models come after it there."""
+        """Reserves the busy members for a backlog that waits for them: other models come after it there."""
         chosen = placement.member
         busy = [each for each in self._members if each.takes_now(key) and (each is chosen or not each.has_room())]
         busy = busy or [chosen]  # an ejected one
@@ -308,7 +308,7 @@ class ExecutorSnapshot:
     # For admission.
 
     def completion(self, key: ModelKey, max_rows: int) -> CompletionForecast:
-        """Returns when the slots that run a model complete its work; at once if no executor runs it."""
+        """Returns when the slots that run a model complete its work; at once if no member runs it."""
         if key not in self._completions:
             trusted = self._trusted(key)
             measured = [member for member in trusted if member.seconds(key, 1) is not None]
@@ -324,12 +324,12 @@ class ExecutorSnapshot:
         return CompletionForecast(lanes or [Lane(0.0, BatchTimes())], max_rows)
 
     def alone_s(self, key: ModelKey, rows: int) -> float | None:
-        """Returns the least seconds that a batch of a model takes on an idle executor; None if nothing is known."""
+        """Returns the least seconds that a batch of a model takes on an idle member; None if nothing is known."""
         known_s = [member.seconds(key, rows) for member in self._trusted(key)]
         return min((each for each in known_s if each is not None), default=None)
 
     def part(self, key: ModelKey, other: ModelKey) -> float:
-        """Returns the part of another model's work that goes to the executors of a model."""
+        """Returns the part of another model's work that goes to the members of a model."""
         if other == key:
             return 1.0
         rates = {each: each.rows_per_s(other, _ANY_ROWS) for each in self._trusted(other)}
@@ -339,11 +339,11 @@ class ExecutorSnapshot:
         return sum(rate for member, rate in rates.items() if member in mine) / everywhere if everywhere else 1.0
 
     def _available(self, key: ModelKey) -> list[Member]:
-        """Returns the executors that can run a model, ejected ones included."""
+        """Returns the members that can run a model, ejected ones included."""
         return [member for member in self._members if not member.problem_with(key)]
 
     def _trusted(self, key: ModelKey) -> list[Member]:
-        """Returns the executors that run a model and are not ejected; the ejected ones if there is no other."""
+        """Returns the members that run a model and are not ejected; the ejected ones if there is no other."""
         available = self._available(key)
         return [member for member in available if member.models[key].health.trusted] or available
 

@@ -31,7 +31,7 @@ from firstline_core.telemetry.trace import CURRENT
 from firstline_core.types import Arrays, InferRequest, ModelKey
 from firstline_gateway.executors.base import Outcome
 from firstline_gateway.executors.dispatch.dispatcher import Dispatcher, FutureOutcomes
-from firstline_gateway.executors.dispatch.placement import ExecutorSnapshot, Placement
+from firstline_gateway.executors.dispatch.placement import Placement, PoolSnapshot
 from firstline_gateway.serving.scheduling.admission import (
     AUDIT_LEVEL,
     Admission,
@@ -96,7 +96,7 @@ class Batcher:
         self._comes_alone = False  # one request came in the latest turn in which any came
         self._is_turn_ending = False
         self._may_start = False  # an executor, or what waits for one, has changed
-        self._snapshot: ExecutorSnapshot | None = None  # of this turn, for admission
+        self._snapshot: PoolSnapshot | None = None  # of this turn, for admission
         self.dispatcher.subscribe(self._start_soon)
 
     def adopt(self, bounds: Bounds) -> None:
@@ -195,7 +195,7 @@ class Batcher:
         self._admission.check_wait(item, now_s, Backlog(completion, weights, snapshot.alone_s(key, item.rows)))
         return None, weights
 
-    def _weights(self, snapshot: ExecutorSnapshot, key: ModelKey) -> Weights:
+    def _weights(self, snapshot: PoolSnapshot, key: ModelKey) -> Weights:
         """Returns how much of each model's work comes before a new request."""
         return {other: snapshot.part(key, other) for other in self._queue.rows}
 
@@ -335,7 +335,7 @@ class Batcher:
             waiting = [item for item in waiting if item.key != key]
         return False
 
-    def _placements(self, snapshot: ExecutorSnapshot, waiting: Sequence[PendingRequest]) -> dict[ModelKey, Placement]:
+    def _placements(self, snapshot: PoolSnapshot, waiting: Sequence[PendingRequest]) -> dict[ModelKey, Placement]:
         """Returns where the next batch of each model runs, and refuses the requests of models that no executor runs.
 
         A batch may leave rows to another executor if no other model waits for that one.

@@ -13,9 +13,9 @@ from firstline_gateway.executors.dispatch.member import Member
 from firstline_gateway.executors.dispatch.placement import (
     BatchForecast,
     CompletionForecast,
-    ExecutorSnapshot,
     Lane,
     Placement,
+    PoolSnapshot,
 )
 
 
@@ -58,7 +58,7 @@ def test_an_idle_executor_gets_the_rows_of_the_documented_example(slowness: int,
     busy = executor("busy", {1: 0.04, 2: 0.05, 4: 0.06, 8: 0.07, 16: 0.08, 32: 0.1})
     idle = executor("idle", {each: slowness * (0.1 + 0.02 * each) for each in (1, 2, 4, 8, 16, 32)})
     busy.begin(M, 32, 0.0)
-    found = ExecutorSnapshot([busy, idle], 0.0).place(M, 320, 32)
+    found = PoolSnapshot([busy, idle], 0.0).place(M, 320, 32)
     assert isinstance(found, Placement)
     assert (found.member, found.most_rows, found.is_free) == (busy, 32, False)
     assert (found.idle.most_rows if found.idle else None) == rows
@@ -67,7 +67,7 @@ def test_an_idle_executor_gets_the_rows_of_the_documented_example(slowness: int,
 @pytest.mark.parametrize(("four_s", "rows"), [(0.012, 4), (0.0195, 8)])
 def test_free_slots_share_a_backlog_as_in_the_documented_example(four_s: float, rows: int) -> None:
     two_slots = executor("two", {1: four_s - 0.002, 2: four_s - 0.001, 4: four_s, 8: 0.02}, slots=2)
-    found = ExecutorSnapshot([two_slots], 0.0).place(M, 8, 8, may_share_slots=True)
+    found = PoolSnapshot([two_slots], 0.0).place(M, 8, 8, may_share_slots=True)
     assert isinstance(found, Placement)
     assert (found.most_rows, found.is_free) == (rows, True)
 

@@ -18,7 +18,7 @@ from firstline_core.clock import SimulatedClock
 from firstline_core.types import Arrays, ModelKey
 from firstline_gateway.executors.dispatch.dispatcher import Dispatcher
 from firstline_gateway.executors.dispatch.member import Member
-from firstline_gateway.executors.dispatch.placement import ExecutorSnapshot
+from firstline_gateway.executors.dispatch.placement import PoolSnapshot
 from firstline_gateway.models.repository import ServedModel
 from firstline_gateway.serving.scheduling.admission import Bounds
 from firstline_gateway.serving.scheduling.batcher import Batcher
@@ -275,7 +275,7 @@ async def test_a_backlog_for_a_busy_executor_is_placed_once(monkeypatch: pytest.
     bench = Bench(1.0, 1.0, rows=1)
     bench.members[1].displace(SERVED.key)
     tasks = [await bench.submit() for _ in range(50)]
-    placed = Counted(monkeypatch, ExecutorSnapshot, "place")
+    placed = Counted(monkeypatch, PoolSnapshot, "place")
     other = await bench.submit(2.0, OTHER)
     assert placed.calls < 10
     await bench.until(other)
@@ -290,7 +290,7 @@ async def test_no_backlog_goes_piecemeal_to_a_slow_executor(order: int, monkeypa
     await bench.until(await bench.submit(), await bench.submit(2.0, OTHER))
     while bench.members[1].running:
         await bench.clock.advance(0.1)
-    placed = Counted(monkeypatch, ExecutorSnapshot, "place")
+    placed = Counted(monkeypatch, PoolSnapshot, "place")
     now_s = bench.clock.monotonic_s()
     tasks = [
         await bench.submit(1.0, (SERVED, OTHER)[number % 2], deadline_s=now_s + 50 + order * number)
@@ -308,7 +308,7 @@ async def test_a_new_request_behind_all_others_costs_a_few_placements(monkeypatc
     while bench.members[1].running:
         await bench.clock.advance(0.1)
     tasks = [await bench.submit() for _ in range(10)]
-    placed = Counted(monkeypatch, ExecutorSnapshot, "place")
+    placed = Counted(monkeypatch, PoolSnapshot, "place")
     tasks += [await bench.submit() for _ in range(100)]
     assert placed.calls <= 3 * 100
     tasks += [await bench.submit() for _ in range(100)]
