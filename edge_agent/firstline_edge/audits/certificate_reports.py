@@ -84,10 +84,7 @@ async def announce_alarms(alarms: asyncio.Queue[CertificateRecord], links: Seque
 def register_metrics(metrics: RequestMetrics, certificates: CertificateStates) -> None:
     """Registers alarms, evidence and drift by model and version."""
     by_contract: Mapping[str, tuple[str, Callable[[MonitoredCertificate], float | None]]] = {
-        "contract_alarm": (
-            "1 where a certificate is void: the audits broke it, or their records are lost.",
-            lambda each: float(each.record.state.is_void),
-        ),
+        "contract_alarm": ("1 where a certificate is void.", lambda each: float(each.record.state.is_void)),
         "contract_e_value": (
             "Evidence of the audits against a certificate, 1 at the beginning.",
             lambda each: each.record.e_value,

@@ -164,9 +164,13 @@ class Certificate(Struct, frozen=True, forbid_unknown_fields=True):
             return "; ".join(event_promise(name, one.epsilon, one.delta) for name, one in self.events.items())
         return promise_text(self.contract, self.epsilon, self.delta, by=self.by, graded=self.graded)
 
-    def threshold_for(self, label: str) -> float:
-        """Returns the score from which an answer of this predicted class is accepted; infinite if none is."""
-        if not self.by:
+    def threshold_for(self, label: str | None) -> float:
+        """Returns the score from which an answer of this predicted class is accepted; infinite if none is.
+
+        Args:
+            label: None for the lowest threshold of all classes.
+        """
+        if not self.by or label is None:
             return self.threshold
         group = self.groups.get(label)
         return math.inf if group is None or group.threshold is None else group.threshold

@@ -155,7 +155,7 @@ def threshold_in_use(
         min_threshold: of the device; it raises the threshold and never lowers it.
         label: the predicted class, for a certificate by class; None for the lowest threshold of all classes.
     """
-    return max(declared if certificate is None else _certified_threshold(certificate, label), min_threshold)
+    return max(declared if certificate is None else certificate.threshold_for(label), min_threshold)
 
 
 def covered(
@@ -176,12 +176,8 @@ def covered(
     """
     if certificate is None or decision.reason is not _CONFIDENT:
         return False
-    certified = _certified_threshold(certificate, label)
-    return threshold == certified if certificate.contract == "stream" else threshold >= certified
-
-
-def _certified_threshold(certificate: Certificate, label: str | None) -> float:
-    return certificate.threshold if label is None else certificate.threshold_for(label)
+    certified_threshold = certificate.threshold_for(label)
+    return threshold == certified_threshold if certificate.contract == "stream" else threshold >= certified_threshold
 
 
 _ACCEPT = TierDecision(Tier.EDGE, Reason.CONFIDENT)

@@ -386,28 +386,23 @@ class Admission:
         level_share = self.shares.of_level(item.level)
         mine, of_model = self._queue.requests(item.client), self._queue.of(item.key).requests
         if not self.shares.allows(mine + 1, of_model + 1, self.bounds.requests * level_share):
-            raise QueueFullError(
-                f"Model '{item.key.name}' has {counted(of_model, 'request')} waiting already; retry after the seconds "
-                "in Retry-After.",
-                retry_after_s=retry_after_s(),
+            raise _no_room(
+                f"Model '{item.key.name}' has {counted(of_model, 'request')} waiting already", retry_after_s()
             )
         mine_bytes, all_bytes = self._queue.size_bytes(item.client), self._queue.size_bytes()
         # If nothing waits, a request of any permitted size is admitted.
         if all_bytes and not self.shares.allows(
             mine_bytes, all_bytes + item.size_bytes, self.bounds.size_bytes * level_share
         ):
-            raise QueueFullError(
-                f"{all_bytes} bytes of requests wait already; retry after the seconds in Retry-After.",
-                retry_after_s=retry_after_s(),
-            )
+            raise _no_room(f"{all_bytes} bytes of requests wait already", retry_after_s())
 
     def _check_unmeasured(self, item: PendingRequest, slots: int) -> None:
         """Checks whether a request with a deadline may wait for a model that never ran."""
         if item.request.deadline_s is not None and self._queue.of(item.key).requests >= slots:
-            raise QueueFullError(
+            raise _no_room(
                 f"Nothing has run on model '{item.key.name}' yet that would tell whether this request can be answered "
-                "in time, and others wait already; retry after the seconds in Retry-After.",
-                retry_after_s=_FIRST_RETRY_S,
+                "in time, and others wait already",
+                _FIRST_RETRY_S,
             )
 
     def _check_turn(
@@ -422,20 +417,21 @@ class Admission:
         room_s = self.margin.usable_s(item.latest_s - now_s - batches.seconds)
         room_s = self.shares.of_level(item.level) * room_s - (first_s - batches.seconds)
         if not self.shares.allows(batches.done(mine_s)[0] - first_s, done_s - first_s, room_s):
-            raise QueueFullError(
+            raise _no_room(
                 f"There are {rounded(done_s - batches.seconds)} s of work before this request, which allows "
-                f"{rounded(item.latest_s - now_s)} s; retry after the seconds in Retry-After.",
-                retry_after_s=max(0.0, done_s - first_s - max(0.0, room_s / self.shares.clients)),
+                f"{rounded(item.latest_s - now_s)} s",
+                max(0.0, done_s - first_s - max(0.0, room_s / self.shares.clients)),
             )
 
     def _check_others(self, item: PendingRequest, slack_s: float, retry_after_s: float) -> None:
         """Checks whether a request behind it becomes late by it: each may be delayed by `slack_s`."""
         if self.margin.usable_s(slack_s) < item.delays_s:
-            raise QueueFullError(
-                "Requests that were admitted before this one would be late because of it; retry after the seconds in "
-                "Retry-After.",
-                retry_after_s=retry_after_s,
-            )
+            raise _no_room("Requests that were admitted before this one would be late because of it", retry_after_s)
+
+
+def _no_room(problem: str, retry_after_s: float) -> QueueFullError:
+    """Returns the refusal of a request, with the seconds after which there should be room."""
+    return QueueFullError(f"{problem}; retry after the seconds in Retry-After.", retry_after_s=retry_after_s)
 
 
 def _check_possible(item: PendingRequest, now_s: float, alone_s: float) -> None:
