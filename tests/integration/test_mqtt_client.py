@@ -147,6 +147,13 @@ async def test_clients_with_one_id_back_off(mosquitto: Broker, monkeypatch: pyte
     assert max(waited_after) >= 4  # each time a longer pause
 
 
+async def test_a_lost_connection_asks_for_another_client_with_its_id(mosquitto: Broker) -> None:
+    async with connected(settings(mosquitto, "same", reconnect_max_s=30)) as client:
+        lost = client._connection.lost
+        async with connected(settings(mosquitto, "same", reconnect_max_s=30)):
+            assert "another client use the client id same" in await asyncio.wait_for(lost, 5)
+
+
 async def test_unacknowledged_publication_fails_with_the_connection(mosquitto: Broker) -> None:
     async with connected(settings(mosquitto)) as client:
         os.kill(mosquitto._process.pid, signal.SIGSTOP)

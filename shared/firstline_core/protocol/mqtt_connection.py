@@ -300,7 +300,7 @@ class Connection:
         client.on_socket_register_write = lambda _c, _u, opened: self._loop.add_writer(opened, client.loop_write)
         client.on_socket_unregister_write = self._wrote_all
         client.on_connect = self._accepted
-        client.on_disconnect = lambda _c, _u, _f, code, _p: self._lose(str(code))
+        client.on_disconnect = self._disconnected
         client.on_publish = self._acknowledged
         client.on_subscribe = lambda _c, _u, mid, codes, _p: self._answered(mid, codes)
         client.on_unsubscribe = lambda _c, _u, mid, codes, _p: self._answered(mid, codes)
@@ -339,6 +339,17 @@ class Connection:
             return
         self._maximum_packet_bytes = getattr(properties, "MaximumPacketSize", None)
         self._ready.set_result(None)
+
+    def _disconnected(
+        self, _client: object, _userdata: object, flags: paho.DisconnectFlags, code: ReasonCode, _properties: object
+    ) -> None:
+        why = str(code)
+        # paho calls an end without a DISCONNECT so. Mosquitto 2.0 gives the older of two clients with one id no other.
+        if code.value == _UNSPECIFIED_ERROR and not flags.is_disconnect_packet_from_server:
+            why = "closed without a reason"
+            if self._settings.client_id:
+                why += f"; does another client use the client id {self._settings.client_id}?"
+        self._lose(why)
 
     def _received(self, client: paho.Client, _userdata: object, received: paho.MQTTMessage) -> None:
         acknowledged = False
