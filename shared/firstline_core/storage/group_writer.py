@@ -111,8 +111,7 @@ class GroupWriter(Generic[Transaction]):
         """
         if self._queue.qsize() >= _WAITING_LIMIT:
             raise self._refusal(
-                f"{_WAITING_LIMIT} writes wait for the {self._kind}; retry after the seconds in Retry-After.",
-                retry_after_s=_RETRY_AFTER_S,
+                f"{_WAITING_LIMIT} writes wait for the {self._kind}; retry later.", retry_after_s=_RETRY_AFTER_S
             )
         done: Future[_U] = Future()
         with self._gate:
