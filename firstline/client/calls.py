@@ -228,7 +228,8 @@ def infer_file(model: str, file: str | Path | bytes, options: FileOptions, *, cl
     try:
         content = file if isinstance(file, bytes) else Path(file).read_bytes()
     except OSError as error:
-        advice = " A string is a path; give a text as bytes." if isinstance(file, str) else ""
+        is_text = isinstance(file, str) and Path(file).name == file and not Path(file).suffix
+        advice = " A string is a path; give a text as bytes." if is_text else ""
         raise InvalidTensorError(f"{file!s} {unreadable(error)}{advice}") from error
     params: dict[str, Any] = {key: str(options[key]) for key in ("route", "privacy", "wait") if key in options}
     timeout_s = _timeout_s(options)

@@ -249,7 +249,9 @@ def test_an_alert_describes_what_happened(tmp_path: Path) -> None:
         {
             "interval": "1m",
             "input_series": inputs(broken(fault), 60),
-            "alert_rule_test": [{"eval_time": "50m", "alertname": fault.alert, "exp_alerts": [expected]}],
+            "alert_rule_test": [
+                {"eval_time": f"{fault.until - 1}m", "alertname": fault.alert, "exp_alerts": [expected]}
+            ],
         },
     )
 

@@ -68,6 +68,6 @@ async def test_only_long_signals_are_prepared_within_the_budget_of_memory(tier: 
     ):
         for samples, threads in ((1000, 0), (LIGHT_BYTES // 8, 1)):
             values = Tensor("signal", np.ones((1, samples), np.float32))
-            answer = await post(http, InferRequest("bands", (values,), new_request_id()))
+            answer = await post(http, InferRequest("bands", (values,), new_request_id(), deadline_s=30))
             assert answer.status_code == 200, answer.text
             assert len(image_threads() - before) == threads

@@ -262,7 +262,7 @@ def test_outputs_pass_their_own_check_and_are_described(case: Answers, seed: int
     assert {spec.name for spec in case.task.evidence} >= set(evidence)
     assert case.task.occurrences(outputs).shape == (rows, len(case.task.event_classes))
     assert len(case.task.groups(outputs)) == rows
-    assert case.task.draw(Image.new("RGB", (64, 64)), outputs, 0).size == (64, 64)
+    assert case.task.draw(Image.new("RGB", (128, 64)), outputs, 0).size == (128, 64)
 
 
 @pytest.mark.parametrize("impossible", [np.nan, np.inf])
