@@ -188,8 +188,9 @@ class Wait(StrEnum):
 class Reason(StrEnum):
     """Why this answer was given: a closed list, safe as a metric label.
 
-    When you add a value, give it its sentence here and a row in docs/reference/answers.md. The table of
-    docs/concepts/architecture.md lists the code that decides it, and what else a new reason touches.
+    When you add a value, give it its sentence here and a row in docs/reference/answers.md. In the table of
+    docs/concepts/architecture.md, the rows "which reasons can an answer have?" and "what does a new reason touch?" list
+    the code.
 
     Attributes:
         explanation: a sentence for people; `{scores}` is the place of the score and the threshold.

@@ -319,9 +319,7 @@ def _run_group(model: Predictor, group: Group, max_rows: int) -> dict[int, Outco
 def _outcome_of(failure: FirstlineError | MemoryError) -> FirstlineError:
     if isinstance(failure, FirstlineError):
         return failure
-    error = CapacityError(
-        "There is not enough memory for this request now; send fewer rows, or retry when fewer requests run."
-    )
+    error = CapacityError("There is not enough memory for this request; send fewer rows, or retry when fewer run.")
     error.__cause__ = failure
     return error
 

@@ -101,11 +101,11 @@ def _acceptance(threshold: float | None) -> str:
 
 
 def _contract_lines(contract: dict[str, Any]) -> list[str]:
-    """Returns the findings of the audits and the effect of an alarm."""
+    """Returns the findings of the audits and the effect of a void certificate."""
     audits = contract["audits"]
     lines = _event_lines(contract["events"])
     disagreed = "with any difference, which is not promised" if lines else "disagreed"
-    since = " since the alarm, next" if contract["alarm"] else ","  # an alarm begins a new test
+    since = " in a new test," if contract["alarm"] else ","  # a certificate that becomes void begins one
     lines.append(
         f"audits: {audits['drawn']} drawn, {audits['agreed']} agreed, {audits['disagreed']} {disagreed}, "
         f"{audits['lost']} lost; evidence {contract['e_value']:.3g}{since} alarm at {contract['alarm_at']:.3g}"
@@ -121,8 +121,8 @@ def _contract_lines(contract: dict[str, Any]) -> list[str]:
             effect = "edge answers are accepted as before"
         cause = f" ({contract['cause']})" if contract["cause"] else ""
         lines.append(
-            f"alarm since {contract['since']}{cause}: {effect}, at most {contract['escalations_per_hour']:.0f} more "
-            "escalations an hour, until a newly certified bundle comes"
+            f"certificate void since {contract['since']}{cause}: {effect}, at most "
+            f"{contract['escalations_per_hour']:.0f} more escalations an hour, until a newly certified bundle comes"
         )
     return lines
 

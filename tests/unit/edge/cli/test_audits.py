@@ -57,15 +57,19 @@ def test_status_shows_the_events_with_most_evidence() -> None:
         ({}, "edge answers are accepted as before"),
     ],
 )
-def test_status_shows_the_effect_of_an_alarm(contract: dict[str, Any], effect: str) -> None:
+def test_status_shows_the_effect_of_a_void_certificate(contract: dict[str, Any], effect: str) -> None:
     line = _contract_lines(ALARMED | contract)[-1]
-    assert line.startswith(f"alarm since 2026-11-21T00:00:00Z: {effect}, at most 360 more escalations an hour")
+    assert line.startswith(
+        f"certificate void since 2026-11-21T00:00:00Z: {effect}, at most 360 more escalations an hour"
+    )
 
 
-def test_status_shows_why_an_alarm_was_raised_and_the_evidence_since() -> None:
+def test_status_shows_why_a_certificate_is_void_and_the_evidence_since() -> None:
     audits, alarm = _contract_lines(ALARMED | {"cause": "9 of 20 audits on this device disagreed", "e_value": 1.0})
-    assert audits.endswith("evidence 1 since the alarm, next alarm at 10")
-    assert alarm.startswith("alarm since 2026-11-21T00:00:00Z (9 of 20 audits on this device disagreed): edge answers")
+    assert audits.endswith("evidence 1 in a new test, alarm at 10")
+    assert alarm.startswith(
+        "certificate void since 2026-11-21T00:00:00Z (9 of 20 audits on this device disagreed): edge answers"
+    )
 
 
 def test_explain_shows_the_result_of_an_audit() -> None:
