@@ -30,10 +30,13 @@ pytestmark = [pytest.mark.shared_data, pytest.mark.usefixtures("brief_row_checks
     ],
 )
 def test_average_precision_is_reproduced(shared_data: Path, name: str, ap50: float, ap50_95: float) -> None:
-    """On 32 images. `make -C bench tasks` compares that on all with what was measured without Firstline."""
+    """On 32 images. `make -C bench tasks` compares that on all with what was measured without Firstline.
+
+    LiteRT without XNNPACK gives up to 0.0042 more or less; other processors may, too.
+    """
     data = shared_data / "coco-cascade"
     found = precision(run(name, data, 32), labelled_boxes(data)[:32])
-    assert (found.ap50, found.ap50_95) == pytest.approx((ap50, ap50_95), abs=0.002)
+    assert (found.ap50, found.ap50_95) == pytest.approx((ap50, ap50_95), abs=0.005)
 
 
 def test_detector_that_returns_nothing_is_not_certified(shared_data: Path, tmp_path: Path) -> None:
