@@ -206,7 +206,8 @@ def _append(body: bytearray, part: bytes, response: httpx.Response) -> None:
 
 def _decompressed(response: httpx.Response, body: bytes) -> httpx.Response:
     try:
-        content = decompressed(response.headers, body, DEFAULT_LIMITS)
+        # A proxy may name an encoding for an answer without a body, such as 204.
+        content = decompressed(response.headers, body, DEFAULT_LIMITS) if body else b""
     except RequestError as error:
         raise ProtocolError(f"The answer of {response.url} cannot be read. {error.message}") from error
     headers = response.headers.copy()

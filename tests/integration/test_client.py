@@ -306,6 +306,13 @@ async def test_an_answer_that_a_proxy_compresses_is_read(kind: str, encoding: st
         await ask.close()
 
 
+async def test_an_answer_without_a_body_may_name_an_encoding(kind: str) -> None:
+    with saying(b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 0\r\n\r\n") as url:
+        ask = Asker(kind, url)
+        assert await ask("ready")
+        await ask.close()
+
+
 async def test_silent_server_is_a_timeout(kind: str) -> None:
     with saying(b"") as url:
         ask = Asker(kind, url, timeout_s=0.1)
