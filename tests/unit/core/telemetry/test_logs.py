@@ -28,7 +28,10 @@ def configured(form: Literal["text", "json"], level: str = "info") -> Iterator[i
         yield stream
 
 
-@pytest.mark.parametrize("facts", [FACTS, {"outcome": "ok", "ms": 1.5, "none": None, "path": Path("a b"), "empty": ""}])
+@pytest.mark.parametrize(
+    "facts",
+    [FACTS, {"outcome": "ok", "ms": 1.5, "none": None, "path": Path("a b"), "empty": ""}, {"path": Path("plain")}],
+)
 def test_text_line_equals_that_of_structlogs_console_renderer(facts: dict[str, Any]) -> None:
     with configured("text") as stream:
         logs.logger(NAME).info("answered", **facts)
@@ -58,10 +61,14 @@ def test_text_of_callers_cannot_steer_a_terminal(stream: io.StringIO) -> None:
         logs.configure()
         logs.logger(NAME).info("refused", model="\x1b]0;owned\x07", note="\x9b2J two")
         logging.getLogger("some.library").warning("said \x1b[2J\r")
+        # Lines whose other parts are plain are rendered without a look at each field.
+        logs.logger(NAME).info("refused", model="\x1b]0;owned\x07")
+        logs.logger(NAME).info("said \x1b[2J", rows=2)
         try:
             raise ValueError("\x1b[2J")
         except ValueError:
             logs.logger(NAME).exception("broken")
+            logs.logger(NAME).exception("broken", rows=2)
     text = re.sub(r"\x1b\[\d+m", "", stream.getvalue())  # structlog's own colours
     assert text.replace("\n", "").isprintable()
     for shown in (r"\x1b]0;owned\x07", r"\x9b2J two", r"said \x1b[2J\x0d", r"ValueError: \x1b[2J"):
