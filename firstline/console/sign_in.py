@@ -36,7 +36,9 @@ if TYPE_CHECKING:
 _BODY_BYTES, _BODY_S = 4096, 20.0
 _PROVIDER_S = 20.0  # for all that one step of a sign-in asks of the identity provider
 # Those of public keys: a provider may also list "none", and then a token without a signature would be accepted.
-_SIGNATURES = frozenset({"RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"})
+_SIGNATURES = frozenset(
+    ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA", "Ed25519", "Ed448")
+)
 _DEFAULT_SIGNATURE = "RS256"
 _MOST_HASHES = 2  # at once; each takes 19 MiB of memory
 _PAGE = Path(__file__).with_name("sign_in.html").read_text()

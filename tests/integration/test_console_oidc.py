@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 import pytest_asyncio
+from joserfc.jwk import ECKey, OKPKey
 from support.lying_provider import LyingProvider, lying_provider
 from support.needs import missing
 
@@ -146,6 +147,18 @@ async def test_a_token_for_others_is_refused(
     refused = await visitor.console.get(await visitor.sign_in("anna"))
     assert refused.status_code == 401 and COOKIE not in visitor.console.cookies
     assert [one.person for one in visitor.noted] == [""] and "did not let you in" in visitor.noted[0].refused
+
+
+@pytest.mark.filterwarnings("ignore:EdDSA is deprecated")
+@pytest.mark.parametrize("signature", ["PS512", "ES256", "EdDSA", "Ed25519"])
+async def test_signatures_of_public_keys_are_accepted(liar: LyingProvider, visitor: Browser, signature: str) -> None:
+    liar.metadata = {"id_token_signing_alg_values_supported": [signature]}
+    liar.header = {"alg": signature}
+    if signature == "ES256":
+        liar.key = ECKey.generate_key("P-256")
+    elif signature.startswith("Ed"):
+        liar.key = OKPKey.generate_key("Ed25519")
+    assert (await visitor.console.get(await visitor.sign_in("anna"))).status_code == 303, visitor.noted
 
 
 async def test_an_issuer_may_end_with_a_slash(liar: LyingProvider, visitor: Browser) -> None:

@@ -61,7 +61,7 @@ class LyingProvider:
         if self.header["alg"] == "none":
             token = ".".join((_base64(self.header), _base64(signed), ""))
         else:
-            token = jwt.encode(self.header, signed, self.key)
+            token = jwt.encode(self.header, signed, self.key, algorithms=[self.header["alg"]])
         return _replaced({"access_token": "x", "token_type": "Bearer", "id_token": token}, self.answer)
 
 

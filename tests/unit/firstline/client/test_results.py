@@ -5,7 +5,7 @@ import struct
 from io import BytesIO
 from pathlib import Path
 from typing import Any
-from zlib import crc32
+from zlib import compress, crc32
 
 import numpy as np
 import orjson
@@ -194,9 +194,9 @@ def test_masks_are_drawn_and_checked() -> None:
         prediction_from(document | fields, "The server")
 
 
-def png(width: int, height: int) -> str:
-    """A PNG in base64 that declares its size, and has no pixels."""
-    chunks = (b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)), (b"IDAT", b""), (b"IEND", b"")
+def png(width: int, height: int, pixels: bytes = b"") -> str:
+    """A PNG in base64 that declares its size, and may have no pixels."""
+    chunks = (b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)), (b"IDAT", pixels), (b"IEND", b"")
     data = b"".join(
         struct.pack(">I", len(data)) + kind + data + struct.pack(">I", crc32(kind + data)) for kind, data in chunks
     )
@@ -208,13 +208,14 @@ def png(width: int, height: int) -> str:
     [
         {"png": "aGVsbG8="},
         {"png": png(1, 1)},
+        {"png": png(4, 1, compress(bytes(5)))},
         {"png": png(2, 2)},
         {"png": png(60_000, 60_000)},
         {"rle": [[0, 10**30]]},
         {"rle": [[300, 4]]},
         {"rle": [[1, 10**16]], "width": 10**8, "height": 10**8},
     ],
-    ids=["no png", "another size", "no pixels", "bomb", "no number", "no class", "beyond memory"],
+    ids=["no png", "another size", "another shape", "no pixels", "bomb", "no number", "no class", "beyond memory"],
 )
 def test_a_mask_that_no_server_sends_is_an_error_of_the_protocol(mask: dict[str, Any]) -> None:
     document = orjson.loads(orjson.dumps(answer_json(response(first_row(BOXES)), None, {})))
