@@ -15,8 +15,8 @@ from firstline_gateway.identity.identity import IdentityService
 def overloaded() -> QueueFullError:
     """Returns the error of a request that is refused unread."""
     return QueueFullError(
-        "More requests come than this gateway has room for, so this one was not read; retry after the seconds in "
-        "Retry-After.",
+        "More requests come than this gateway has room for, so this one was not read; retry after the time "
+        "given with this error.",
         retry_after_s=1.0,
     )
 

@@ -123,7 +123,7 @@ def add(connection: sa.Connection, job: Job, priority: int, settings: JobSetting
         return QueueFullError(
             f"{stored.own_jobs} jobs of yours, with {stored.own_bytes} bytes, are kept here; {free_jobs} more, with "
             f"{free_bytes} bytes, are free, and one client may take no more than it leaves free. Delete "
-            "answers that you have fetched, or retry after the seconds in Retry-After.",
+            "answers that you have fetched, or retry after the time given with this error.",
             retry_after_s=_RETRY_S,
         )
     row = {name: getattr(job, name) for name in _FIELDS} | {

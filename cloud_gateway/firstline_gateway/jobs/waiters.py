@@ -73,7 +73,7 @@ class JobWaiters:
         else:
             return
         raise QueueFullError(
-            f"{full}; ask without waiting, or retry after the seconds in Retry-After.", retry_after_s=_RETRY_S
+            f"{full}; ask without waiting, or retry after the time given with this error.", retry_after_s=_RETRY_S
         )
 
     def notify(self, job_id: str) -> None:

@@ -107,7 +107,7 @@ class Residency:
             if now_s >= until_s:
                 raise NotReadyError(
                     f"Model '{key.name}' is not in memory, and is not loaded in the time that the request allows; "
-                    "retry after the seconds in Retry-After.",
+                    "retry after the time given with this error.",
                     retry_after_s=self.memory.load_s,
                 )
             if place.work is None:

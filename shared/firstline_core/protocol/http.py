@@ -265,7 +265,7 @@ class BodyShare:
         if size_bytes > free_bytes or (budget.fair and of_client + size_bytes > free_bytes - size_bytes):
             raise errors.QueueFullError(
                 f"Your requests in progress hold {of_client} bytes, and {free_bytes} are free; retry after the "
-                "seconds in Retry-After, or raise api.bodies_limit_bytes.",
+                "time given with this error, or raise api.bodies_limit_bytes.",
                 retry_after_s=1.0,
             )
         budget.held_bytes += size_bytes

@@ -218,7 +218,7 @@ class PoolSnapshot:
         available = self._available(key)
         if not available:
             return EngineUnavailableError(
-                f"No executor that runs model '{key.name}' answers; retry after the seconds in Retry-After. "
+                f"No executor that runs model '{key.name}' answers; retry after the time given with this error. "
                 f"{problem_with(self._members, key)}",
                 retry_after_s=_RETRY_AFTER_S,
             )

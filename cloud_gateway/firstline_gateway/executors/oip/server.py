@@ -223,7 +223,7 @@ class OipServer:
             case _:
                 return InferenceError(f"{self.url} failed on this request: {error.message}")
         return EngineUnavailableError(
-            f"A server did not answer for model '{key.name}'; retry after the seconds in Retry-After. {problem}",
+            f"A server did not answer for model '{key.name}'; retry after the time given with this error. {problem}",
             retry_after_s=_RETRY_AFTER_S,
         )
 

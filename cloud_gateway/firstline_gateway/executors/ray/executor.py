@@ -234,6 +234,6 @@ class RayExecutor:
 
 def _unavailable(key: ModelKey, problem: str) -> EngineUnavailableError:
     return EngineUnavailableError(
-        f"No replica of model '{key.name}' answers; retry after the seconds in Retry-After. {problem}",
+        f"No replica of model '{key.name}' answers; retry after the time given with this error. {problem}",
         retry_after_s=_RETRY_AFTER_S,
     )

@@ -431,7 +431,7 @@ class Admission:
 
 def _no_room(problem: str, retry_after_s: float) -> QueueFullError:
     """Returns the refusal of a request, with the seconds after which there should be room."""
-    return QueueFullError(f"{problem}; retry after the seconds in Retry-After.", retry_after_s=retry_after_s)
+    return QueueFullError(f"{problem}; retry after the time given with this error.", retry_after_s=retry_after_s)
 
 
 def _check_possible(item: PendingRequest, now_s: float, alone_s: float) -> None:
