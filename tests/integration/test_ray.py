@@ -90,6 +90,7 @@ async def test_killed_machine_loses_no_request(tmp_path: Path, nodes: RayNodes) 
             bad = await ask(client, b"no image")
             assert (bad.status_code, bad.json()["code"]) == (400, "invalid_tensor"), "its own fault, and nobody else's"
             assert (await ask(client, picture(1), timeout_s=1e-6)).status_code == 504
+        assert "Raylet is terminated" in running.log.read_text(), "and stdout has the ready line alone"
         with gateway(tmp_path / "other", nodes) as other:
             async with client_of(other) as client:
                 await until_replicas(client, 2)

@@ -7,11 +7,12 @@ import logging
 import os
 import re
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ParamSpec, TypeVar
 
 from firstline_core.errors import ConfigError, InferenceError, LinkDownError, RemoteTimeoutError
+from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.wording import rounded
 from firstline_core.types import Arrays
 from firstline_gateway.executors.base import Outcome
@@ -42,6 +43,8 @@ _ADD_AFTER_S = 5.0
 _TAKE_AWAY_AFTER_S = 300.0
 _DRAIN_S = 10.0
 _SAYS_WHY = re.compile(r"firstline_core\.errors\.\w+: (.+)")
+
+log = logger(__name__)
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -90,6 +93,9 @@ class RayCluster:
             host, _, port = self._address.rpartition(":")
             with socket.create_connection((host.strip("[]"), int(port)), _REACH_S):
                 pass
+        # Ray prints its reports to stdout, such as that a machine ended, also without `log_to_driver`.
+        # The function is private to Ray: hence the upper bound on its version.
+        ray._private.worker.print_to_stdstream = _log_report
         ray.init(address=self._address, namespace="firstline", configure_logging=False, log_to_driver=False)
         serve.start(proxy_location="Disabled")
         logging.getLogger("ray.serve").setLevel(logging.WARNING)
@@ -123,6 +129,11 @@ class RayCluster:
             raise LinkDownError(
                 f"the Ray cluster at {self._address} does not answer ({_reason(str(error))})"
             ) from error
+
+
+def _log_report(data: Mapping[str, Any], ignore_prefix: bool) -> None:
+    """Logs a report of the cluster, in place of the function with which Ray prints it."""
+    log.warning("Ray cluster reports a problem", problem=_reason("\n".join(data["lines"])))
 
 
 def _states() -> dict[str, State]:
