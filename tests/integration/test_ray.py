@@ -106,7 +106,7 @@ async def test_killed_machine_loses_no_request(tmp_path: Path, nodes: RayNodes) 
 async def test_other_bundle_on_the_cluster_is_an_error(tmp_path: Path, nodes: RayNodes) -> None:
     nodes.add_one()  # with room for one more
     manifest = json.loads((DIGITS / "manifest.json").read_text())
-    manifest["full"]["preprocess"][1]["filter"] = "nearest"
+    manifest["full"]["inputs"][0]["preprocess"][1]["filter"] = "nearest"
     with gateway(tmp_path / "near", nodes, manifest=manifest, replicas_min=1) as running:
         async with client_of(running) as client:
             async with asyncio.timeout(120):
