@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 from support.profiles import profile
+from support.streams import serving_streams
 
 from firstline_core.errors import ProtocolError
 from firstline_core.fleet.twin import LIMIT_BYTES
@@ -20,8 +21,7 @@ async def test_a_redirected_document_has_not_arrived(status: int) -> None:
         writer.write(b"HTTP/1.1 %d Moved\r\nLocation: https://gateway/\r\nContent-Length: 0\r\n\r\n" % status)
         writer.close()
 
-    async with await asyncio.start_server(redirect, "127.0.0.1", 0) as server:
-        port = server.sockets[0].getsockname()[1]
+    async with serving_streams(redirect) as port:
         http = FleetHttp(LinkSection(kind="http", url=f"http://127.0.0.1:{port}"), None)
         with pytest.raises(ProtocolError, match=rf"a redirect \(HTTP status {status}\).*name the final address"):
             await http.exchange("PUT", "/fleet/v1/twin/reported", content=b"{}")
@@ -37,8 +37,7 @@ async def test_a_profile_that_another_server_answers_has_not_arrived(answer: byt
         writer.write(b"HTTP/1.1 200 OK\r\n\r\n" + answer)
         writer.close()
 
-    async with await asyncio.start_server(log_in, "127.0.0.1", 0) as server:
-        port = server.sockets[0].getsockname()[1]
+    async with serving_streams(log_in) as port:
         http = FleetHttp(LinkSection(kind="http", url=f"http://127.0.0.1:{port}"), None)
         with pytest.raises(ProtocolError):
             await upload_profile(http, profile(1.0))
@@ -51,8 +50,7 @@ async def test_a_document_that_has_not_changed_is_no_redirect() -> None:
         writer.write(b"HTTP/1.1 304 Not Modified\r\n\r\n")
         writer.close()
 
-    async with await asyncio.start_server(unchanged, "127.0.0.1", 0) as server:
-        port = server.sockets[0].getsockname()[1]
+    async with serving_streams(unchanged) as port:
         http = FleetHttp(LinkSection(kind="http", url=f"http://127.0.0.1:{port}"), None)
         assert (await http.exchange("GET", "/fleet/v1/twin"))[0] == 304
         await http.close()

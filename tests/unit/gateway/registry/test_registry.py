@@ -15,6 +15,7 @@ import pytest
 from support.broker import free_port
 from support.databases import OpenStore
 from support.logs import captured_lines
+from support.streams import serving_streams
 from tuf.api.metadata import Snapshot, TargetFile, Targets, Timestamp
 
 from bench.support.signed_repository import START, SignedRepository
@@ -310,8 +311,7 @@ async def test_a_store_that_sends_more_than_requested_is_refused(monkeypatch: py
         writer.write(b"HTTP/1.1 206 Partial Content\r\n" + dated + sized + b"\r\n" + bytes(1000))
         writer.close()
 
-    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
-        port = server.sockets[0].getsockname()[1]
+    async with serving_streams(answer) as port:
         blobs = S3Blobs(BUCKET, endpoint=f"http://127.0.0.1:{port}", region="us-east-1")
         with pytest.raises(errors.StoreUnavailableError, match="sends more than was requested"):
             [part async for part in blobs.read("0" * 64, 0, 10)]
@@ -339,8 +339,7 @@ async def test_a_list_without_an_end_is_refused(
         writer.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%b" % (len(page), page))
         writer.close()
 
-    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
-        port = server.sockets[0].getsockname()[1]
+    async with serving_streams(answer) as port:
         blobs = S3Blobs(BUCKET, endpoint=f"http://127.0.0.1:{port}", region="us-east-1")
         with pytest.raises(errors.StoreUnavailableError, match=problem):
             async with asyncio.timeout(10):

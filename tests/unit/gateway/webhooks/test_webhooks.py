@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from support.broker import free_port
 from support.identities import server_tls
 from support.logs import captured_lines
+from support.streams import serving_streams
 from support.waiting import until
 from support.webhook_receiver import Receiver, receiver, secret_file
 
@@ -274,8 +275,8 @@ async def test_a_test_without_an_answer_says_what_to_do(
     problem, remedy = await tested(f"http://127.0.0.1:{port}/?token=t0ken")
     assert problem == "it cannot be reached: it accepts no connection"
     assert "reaches the address in webhooks.ops.url" in remedy
-    async with await asyncio.start_server(_reset, "127.0.0.1", 0) as resetting:
-        problem, _ = await tested(f"http://127.0.0.1:{resetting.sockets[0].getsockname()[1]}/")
+    async with serving_streams(_reset) as resetting:
+        problem, _ = await tested(f"http://127.0.0.1:{resetting}/")
     assert problem.startswith("it cannot be reached: it closed the connection without an answer")
     tls, authority = server_tls(tmp_path)
     with receiver(tls=tls) as found:
