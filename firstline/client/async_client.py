@@ -86,14 +86,7 @@ class AsyncClient(BaseClient[httpx.AsyncClient]):
 
     async def _send(self, call: Call[T]) -> T:
         try:
-            async with self._http.stream(
-                call.method,
-                call.path,
-                content=call.content,
-                headers=call.headers,
-                params=call.params,
-                timeout=min(call.silence_s, self._timeout_s),
-            ) as streamed:
+            async with self._http.stream(**self._arguments(call)) as streamed:
                 response = await read_whole_async(streamed)
         except httpx.HTTPError as error:
             raise link_error(error, self.url) from error

@@ -7,7 +7,7 @@ import os
 import ssl
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import httpx
 
@@ -62,6 +62,17 @@ class BaseClient(ABC, Generic[Http]):
         self._timeout_s = timeout_s
         self._clients: dict[tuple[int, asyncio.AbstractEventLoop | None], Http] = {}
         self._open_here(self._place())  # a setting that cannot be used is an error here, not later
+
+    def _arguments(self, call: Call[Any]) -> dict[str, Any]:
+        """Returns the arguments of httpx's `stream` for a call."""
+        return {
+            "method": call.method,
+            "url": call.path,
+            "content": call.content,
+            "headers": call.headers,
+            "params": call.params,
+            "timeout": min(call.silence_s, self._timeout_s),
+        }
 
     @staticmethod
     @abstractmethod

@@ -287,14 +287,7 @@ class Client(BaseClient[httpx.Client]):
 
     def _send(self, call: Call[T]) -> T:
         try:
-            with self._http.stream(
-                call.method,
-                call.path,
-                content=call.content,
-                headers=call.headers,
-                params=call.params,
-                timeout=min(call.silence_s, self._timeout_s),
-            ) as streamed:
+            with self._http.stream(**self._arguments(call)) as streamed:
                 response = read_whole(streamed)
         except httpx.HTTPError as error:
             raise link_error(error, self.url) from error
