@@ -259,9 +259,8 @@ def check_rows(inputs: Sequence[DescribedTensor], limits: Limits) -> None:
             )
         if shape[0] != first.shape[0]:
             raise errors.InvalidTensorError(
-                f"Input {shown(tensor.name)} has {counted(shape[0], 'row')}, but "
-                f"{shown(first.name)} has {first.shape[0]}; all "
-                "inputs share the first axis."
+                f"Input {shown(tensor.name)} has {counted(shape[0], 'row')}, but {shown(first.name)} has "
+                f"{first.shape[0]:,}; all inputs share the first axis."
             )
 
 

@@ -124,7 +124,7 @@ def check_feeds(feeds: Feeds, inputs: Sequence[TensorSpec]) -> None:
             raise InvalidTensorError(f"Model input '{spec.name}' was fed no rows.")
         if rows is not None and shape[0] != rows:
             raise InvalidTensorError(
-                f"Model input '{spec.name}' was fed {counted(shape[0], 'row')} and another input {rows}."
+                f"Model input '{spec.name}' was fed {counted(shape[0], 'row')} and another input {rows:,}."
             )
         rows = shape[0]
 
