@@ -72,7 +72,7 @@ class Deliveries:
 
         Args:
             request: the delivery.
-            run: answers it; called if it was not answered before. It goes on after the caller has left, because the
+            run: answers it; called if it was not answered before. It continues after the caller has left, because the
                 device will repeat the request.
 
         Raises:
