@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -225,12 +226,7 @@ def infer_file(model: str, file: str | Path | bytes, options: FileOptions, *, cl
     """
     _check_options(options, FileOptions)
     _check_text(model, "model")
-    try:
-        content = file if isinstance(file, bytes) else Path(file).read_bytes()
-    except OSError as error:
-        is_text = isinstance(file, str) and Path(file).name == file and not Path(file).suffix
-        advice = " A string is a path; give a text as bytes." if is_text else ""
-        raise InvalidTensorError(f"{file!s} {unreadable(error)}{advice}") from error
+    content = _content(file)
     params: dict[str, Any] = {key: str(options[key]) for key in ("route", "privacy", "wait") if key in options}
     timeout_s = _timeout_s(options)
     if timeout_s is not None:
@@ -248,6 +244,23 @@ def infer_file(model: str, file: str | Path | bytes, options: FileOptions, *, cl
     headers = {http.CONTENT_TYPE: http.BINARY_TYPE} | _traced(options)
     sent_id = params["id"] = client_id or new_request_id()
     return Call("POST", path, partial(read_prediction, sent_id=sent_id), content, headers, params)
+
+
+def _content(file: str | Path | bytes) -> bytes:
+    if isinstance(file, bytes):
+        return file
+    if not isinstance(file, str | os.PathLike):
+        raise InvalidTensorError(
+            f"file is {type(file).__name__}; give a path, or the content of a file as bytes. Arrays go to `infer`."
+        )
+    try:
+        return Path(file).read_bytes()
+    except ValueError as error:  # a null character, or half of a surrogate pair
+        raise InvalidTensorError(f"file is the path {str(file)!a:.80}, which no system has; {error}.") from error
+    except OSError as error:
+        is_text = isinstance(file, str) and Path(file).name == file and not Path(file).suffix
+        advice = " A string is a path; give a text as bytes." if is_text else ""
+        raise InvalidTensorError(f"{file!s} {unreadable(error)}{advice}") from error
 
 
 def infer_document(
@@ -423,9 +436,9 @@ def _timeout_s(options: RequestOptions) -> float | None:
     if "timeout_ms" not in options:
         return None
     timeout_ms = options["timeout_ms"]
-    if not 0 < timeout_ms <= _TIMEOUT_LIMIT_MS:
+    if not isinstance(timeout_ms, int | float | np.number) or not 0 < timeout_ms <= _TIMEOUT_LIMIT_MS:
         raise InvalidTensorError(
-            f"timeout_ms is {timeout_ms:g}; give more than 0 and at most {_TIMEOUT_LIMIT_MS} ms (a day), or leave it "
+            f"timeout_ms is {timeout_ms!r}; give more than 0 and at most {_TIMEOUT_LIMIT_MS} ms (a day), or leave it "
             "out for the tier's default."
         )
     return timeout_ms / 1000

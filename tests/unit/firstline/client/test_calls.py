@@ -1,3 +1,4 @@
+import io
 import subprocess
 import sys
 from pathlib import Path
@@ -103,8 +104,8 @@ class TestRequestOptions:
         with pytest.raises(TypeError, match="'privcy' is not an option of requests; there are route, privacy,"):
             make({"privcy": "local_only"})
 
-    @pytest.mark.parametrize("timeout_ms", [0, -1, float("nan"), float("inf"), 1e30])
-    def test_timeout_out_of_range_is_refused(self, make: Any, timeout_ms: float) -> None:
+    @pytest.mark.parametrize("timeout_ms", [0, -1, float("nan"), float("inf"), 1e30, None, "5"])
+    def test_timeout_out_of_range_is_refused(self, make: Any, timeout_ms: Any) -> None:
         with pytest.raises(errors.InvalidTensorError, match=r"timeout_ms is .*at most 86400000 ms \(a day\)"):
             make({"timeout_ms": timeout_ms})
 
@@ -158,6 +159,21 @@ class TestInferFile:
             calls.infer_file("m", tmp_path / "scan.png", {})
         with pytest.raises(errors.InvalidTensorError, match=r"great thanks does not exist.* give a text as bytes"):
             calls.infer_file("m", "great thanks", {})
+
+    @pytest.mark.parametrize(
+        ("file", "sentence"),
+        [
+            (np.zeros((2, 2, 3), np.uint8), "file is ndarray; give a path, or the content"),
+            (None, "file is NoneType;"),
+            (io.BytesIO(b"png"), "file is BytesIO;"),
+            ("a\0b.png", "file is the path 'a\\x00b.png'"),
+            ("\ud800.png", "file is the path '\\ud800.png'"),
+        ],
+    )
+    def test_what_is_not_a_file_is_refused(self, file: Any, sentence: str) -> None:
+        with pytest.raises(errors.InvalidTensorError) as refused:
+            calls.infer_file("m", file, {})
+        assert sentence in refused.value.message
 
     def test_options_are_query_parameters(self) -> None:
         call = calls.infer_file(
