@@ -27,7 +27,7 @@ class Hedge:
     """One call that was made early.
 
     Args:
-        contents: of the rows that were sent.
+        positions: of the rows that were sent, by their content.
         started_s: when it was sent.
         until_s: the latest time of an answer that can still be written in time.
         call: the full model's output for each row.
@@ -36,7 +36,7 @@ class Hedge:
         concluded: whether it is known if the call was needed.
     """
 
-    contents: list[bytes]
+    positions: dict[bytes, int]
     started_s: float
     until_s: float
     call: asyncio.Task[list[tuple[ModelOutput, str]]]
@@ -56,9 +56,10 @@ class Hedge:
             row: that is to be escalated.
             attempts: of the request; gains this call's.
         """
-        if not self.answered or row.content not in self.contents:
+        position = self.positions.get(row.content)
+        if position is None or not self.answered:
             return False
-        output, ran = self.call.result()[self.contents.index(row.content)]
+        output, ran = self.call.result()[position]
         row.accept_full(output, Tier.CLOUD, row.policy_reason, ran)
         if not self.joined:
             attempts += self.attempts
@@ -67,7 +68,7 @@ class Hedge:
 
     def note_cached(self, row: Row) -> None:
         """Notes that the cache answered the row with an output of this call."""
-        self.joined = self.joined or row.content in self.contents
+        self.joined = self.joined or row.content in self.positions
 
 
 class Hedging:
@@ -139,7 +140,8 @@ class Hedging:
         call = asyncio.get_running_loop().create_task(asking)
         self._calls.add(call)
         call.add_done_callback(self._ended)
-        return Hedge([row.content for row in rows], now_s, until_s, call, attempts)
+        positions = {row.content: position for position, row in enumerate(rows)}
+        return Hedge(positions, now_s, until_s, call, attempts)
 
     def conclude(self, hedge: Hedge, escalated: Sequence[Row], attempts: list[Attempt]) -> None:
         """Cancels a hedge that is not needed.
@@ -149,7 +151,7 @@ class Hedging:
             escalated: rows that the full model has to answer.
             attempts: of the request; gains a hedge that was not needed.
         """
-        if hedge.joined or any(row.content in hedge.contents for row in escalated):
+        if hedge.joined or any(row.content in hedge.positions for row in escalated):
             hedge.concluded = True
             self.used += 1
         else:

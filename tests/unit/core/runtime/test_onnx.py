@@ -1,3 +1,5 @@
+import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,16 @@ def test_a_model_runs_and_describes_its_inputs(tmp_path: Path) -> None:
     assert runtime.inputs == (TensorSpec("x", "FP32", (-1, 2)),)
     assert runtime.outputs == (TensorSpec("logits", "FP32", (-1, 3)),)
     assert runtime.provider == "CPUExecutionProvider"
+
+
+def test_onnx_runtime_reports_nothing_to_its_makers(tmp_path: Path) -> None:
+    model = linear(tmp_path / "m.onnx", WEIGHTS)
+    load_it = "import sys; from pathlib import Path; from firstline_core.runtime.onnx import OnnxRuntime; "
+    load_it += f"OnnxRuntime(Path(sys.argv[1]), providers={CPU}, threads=1)"
+    # It is silent in a CI job too, so the process is started as outside of one.
+    environment = {"HOME": str(tmp_path), "PATH": os.environ["PATH"]}
+    subprocess.run([sys.executable, "-c", load_it, str(model)], env=environment, check=True)
+    assert list(tmp_path.iterdir()) == [model]  # a reporting process stores an identifier of the device
 
 
 @pytest.mark.parametrize(("batch", "rows"), [(1, 1), (1, 5), (4, 3), (4, 4), (4, 9)])
