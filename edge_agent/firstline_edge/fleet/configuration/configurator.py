@@ -106,6 +106,10 @@ class Configurator(UpdateStateMachine[SignedConfiguration, DesiredConfiguration]
             desired.sha256,
         )
 
+    async def _installed_sha256(self) -> str:
+        running = self._file.state.running
+        return "" if running is None else running.sha256
+
     async def _install(self, record: UpdateRecord[DesiredConfiguration], desired: DesiredConfiguration) -> None:
         """Fetches and stores it, verified, and allowed by this device's own settings."""
         if record.state is _S.OFFERED:

@@ -76,6 +76,10 @@ class ModelUpdates(UpdateStateMachine[Slot, DesiredModel]):
         path = self._running
         return path is not None and await self._services.off_loop(manifest_sha256, path) == desired.sha256
 
+    async def _installed_sha256(self) -> str:
+        path = self._store_of_models.running(self._name)
+        return "" if path is None else await self._services.off_loop(manifest_sha256, path)
+
     async def _install(self, record: UpdateRecord[DesiredModel], desired: DesiredModel) -> None:
         """Fills the spare slot and verifies it; stopped if the fleet desires something else meanwhile."""
         name, slot = self._name, self._slot

@@ -233,17 +233,13 @@ class UpdateStateMachine(ABC, Generic[Version, Target]):
         if self._requests.rollback is not None:
             await self._roll_back_on_request(self._requests.rollback)
             return 0.0
-        # The running version may also be withdrawn by a new update, which would otherwise roll back to it.
-        withdrawn: UpdateRecord[Target] | None = None
-        if record is not None and desired is not None and is_withdrawn(record.target, desired):
-            withdrawn = record
-        if withdrawn is not None and withdrawn.installed_what_runs and self._file.state.can_roll_back:
+        if desired is not None and await self._must_roll_back(desired):
             await self._roll_back("undone", "The fleet withdrew it.")
             return 0.0
         if desired is not None and desired.undone:
-            if withdrawn is not None:
+            if record is not None and is_withdrawn(record.target, desired):
                 await self._retry_write()
-                if not withdrawn.ended:
+                if not record.ended:
                     await self._end(_S.CANCELLED, "undone", "The fleet withdrew it.")
                 return _IDLE_S
             desired = None  # another update's, which never reached the device
@@ -255,6 +251,14 @@ class UpdateStateMachine(ABC, Generic[Version, Target]):
         if self._requests.received and record is not None and not record.ended:
             await self._end(_S.CANCELLED, "superseded", "The fleet desires something else now.")
         return _IDLE_S
+
+    async def _must_roll_back(self, desired: Target) -> bool:
+        """Returns whether the fleet withdrew the version that runs, whichever update the latest record is about."""
+        if desired.undone:
+            return await self._installed_sha256() in (*desired.withdrawn, desired.sha256)
+        # A new update would otherwise roll back to the withdrawn version.
+        can_roll_back = self._file.state.can_roll_back
+        return bool(desired.withdrawn) and can_roll_back and await self._installed_sha256() in desired.withdrawn
 
     async def _follow(self, record: UpdateRecord[Target] | None, desired: Target) -> float:
         """Takes the next step towards the desired version; returns the seconds until the next one."""
@@ -414,6 +418,10 @@ class UpdateStateMachine(ABC, Generic[Version, Target]):
     @abstractmethod
     async def _runs(self, desired: Target) -> bool:
         """Returns whether the desired version runs already."""
+
+    @abstractmethod
+    async def _installed_sha256(self) -> str:
+        """Returns the digest of the running version; "" for what the device was set up with."""
 
     @abstractmethod
     async def _install(self, record: UpdateRecord[Target], desired: Target) -> None:

@@ -389,6 +389,33 @@ async def test_a_version_withdrawn_offline_is_rolled_back(device: Device | Confi
     assert device.state == ((S.ROLLED_BACK, "undone") if undone else (S.REJECTED, "signature"))
 
 
+@pytest.mark.parametrize("tried", [False, True])
+async def test_a_version_returned_to_can_be_withdrawn(device: Device | ConfigurationDevice, tried: bool) -> None:
+    """A newer update, which was tried or refused, was withdrawn first."""
+    desired = device.publish(2)
+    await run_update(device, desired)
+    newer = device.publish(3)
+    device.registry.error = None if tried else errors.SignatureError("no")
+    await run_update(device, newer, frozenset({S.COMMITTED if tried else S.REJECTED}))
+    again = replace(desired, withdrawn=(newer.sha256,))
+    await run_update(device, again, frozenset({S.COMMITTED, S.ROLLED_BACK}))
+    while await device.step() == 0:
+        pass
+    assert device.version == 2
+    await run_update(device, replace(again, undone=True), frozenset({S.ROLLED_BACK}))
+    assert device.version == 1 and device.state == (S.ROLLED_BACK, "undone")
+    device.start()
+    assert device.version == 1
+
+
+async def test_a_retry_on_other_devices_does_not_prevent_an_undo(device: Device | ConfigurationDevice) -> None:
+    desired = device.publish(2)
+    await run_update(device, desired)
+    device.receive(replace(desired, attempt=2, undone=True))
+    await device.step()
+    assert device.version == 1 and device.state == (S.ROLLED_BACK, "undone")
+
+
 async def test_an_update_that_expires_while_downloading_is_not_tried(device: Device | ConfigurationDevice) -> None:
     device.registry.pause_s = 100.0
     await run_update(device, replace(device.publish(2), expires_s=device.clock.wall_s() + 50))
