@@ -15,6 +15,9 @@ from support.waiting import until
 from firstline_core.clock import SimulatedClock
 from firstline_core.errors import LinkDownError
 from firstline_core.types import InferRequest, InferResponse, Privacy, Reason, Route, Status, Tier, Wait
+from firstline_edge.cascade import cascade
+from firstline_edge.requests import context
+from firstline_edge.requests.context import Row
 from firstline_edge.settings.settings import HedgeSection
 
 OFTEN_UNSURE = (0.51, 0.52, 0.53, 0.54, 0.55)
@@ -353,3 +356,29 @@ async def test_no_row_is_accepted_and_escalated_or_sent_twice(make_scene: MakeSc
         assert len(travelled) == len(set(travelled))
         assert ("cloud", "hedge") not in outcomes(response) or all(row.tier is Tier.EDGE for row in rows)
     assert sum(stage.counts) > 0
+
+
+class CountedContent(bytes):
+    """The content of a row; counts comparisons with other contents."""
+
+    compared = 0
+
+    def __eq__(self, other: object) -> bool:
+        CountedContent.compared += 1
+        return bytes.__eq__(self, other)
+
+    __hash__ = bytes.__hash__
+
+
+async def test_rows_are_found_without_comparing_each_with_all(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    def rows_of(*arguments: Any) -> list[Row]:
+        rows = context.rows_of(*arguments)
+        for row in rows:
+            row.content = CountedContent(row.content)
+        return rows
+
+    monkeypatch.setattr(cascade, "rows_of", rows_of)
+    values = np.linspace(0.4, 0.5, 16).tolist()
+    response = await stage.end(await stage.begin(*values, deadline_s=5.1))
+    assert {row.tier for row in answer_of(response).rows} == {Tier.CLOUD} and stage.counts == (1, 0)
+    assert CountedContent.compared <= 4 * len(values)
