@@ -82,6 +82,16 @@ async def test_all_methods_but_health_need_a_key(call: Call) -> None:
     assert (await refusal(call("ModelInfer", digits_message(), metadata=wrong)))[0] == "UNAUTHENTICATED"
 
 
+async def test_no_call_acts_for_a_person(tmp_path: Path) -> None:
+    settings = settings_of(tmp_path)
+    key = create_key(settings.store, "console", "operator")
+    sent = (("authorization", f"Bearer {key}"), ("firstline-person", '{"name": "anna", "role": "approver"}'))
+    async with listening(open_gateway(settings)) as port, calling(port) as call:
+        for method, asked in (("ModelInfer", digits_message()), ("RepositoryIndex", b"")):
+            status, sentence, _ = await refusal(call(method, asked, metadata=sent))
+            assert status == "PERMISSION_DENIED" and sentence.endswith("leave out the header Firstline-Person.")
+
+
 @pytest.mark.parametrize("method", ["ServerLive", "ServerReady"])
 async def test_messages_of_strangers_are_not_read(method: str, tmp_path: Path) -> None:
     async with listening(open_gateway(settings_of(tmp_path))) as port, sending(port, method) as call:

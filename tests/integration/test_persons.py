@@ -6,6 +6,7 @@ from typing import Any
 
 import httpx
 import msgspec
+import pytest
 import pytest_asyncio
 from support.databases import sqlite_store
 from support.gateway import serving_gateway
@@ -17,7 +18,8 @@ from firstline_core.fleet.audit_log import Entry
 from firstline_core.fleet.persons import PERSON_HEADER, SIGN_INS_PATH, Person, Role
 from firstline_core.fleet.profiles import PROFILES_PATH, profile_path
 from firstline_core.fleet.rest import WEBHOOKS_PATH
-from firstline_core.fleet.rollout import AUDIT_PATH
+from firstline_core.fleet.rollout import AUDIT_HEAD_PATH, AUDIT_PATH
+from firstline_core.protocol.extensions import INDEX_PATH
 from firstline_core.types import ContractAlarm, ModelKey
 from firstline_gateway.app import Gateway
 from firstline_gateway.contracts import records
@@ -113,6 +115,7 @@ async def test_a_selector_limits_devices_and_rollouts(site: Site) -> None:
         ("GET", "/fleet/v1/devices/cam-2/profiles", None),
         ("GET", AUDIT_PATH, None),
         ("GET", f"{AUDIT_PATH}?subject=device:cam-2", None),
+        ("GET", f"{AUDIT_HEAD_PATH}?subject=device:cam-1", None),
         ("GET", "/firstline/v1/devices", None),
         ("POST", "/firstline/v1/devices", {"devices": ["cam-3"]}),
         ("PUT", "/fleet/v1/brake", {"escalations_per_hour": 0, "reason": "no"}),
@@ -137,6 +140,31 @@ async def test_a_selector_limits_devices_and_rollouts(site: Site) -> None:
     listed = (await site.ask(kiel, "GET", ROLLOUTS)).json()["rollouts"]
     assert [one["id"] for one in listed] == [made.json()["id"]]
     assert (await site.ask(kiel, "POST", f"{ROLLOUTS}/{made.json()['id']}/abort")).status_code == 200
+
+
+async def test_a_start_aborts_no_rollout_that_the_person_does_not_see(site: Site) -> None:
+    kiel = person(Role.OPERATOR, "site=kiel")
+    whole = (await site.ask(None, "POST", ROLLOUTS, DEFINITION)).json()
+    assert (await site.ask(None, "POST", f"{ROLLOUTS}/{whole['id']}/start")).status_code == 200
+    own = (await site.ask(kiel, "POST", ROLLOUTS, DEFINITION | {"selector": "site=kiel"})).json()
+    refused = await site.ask(kiel, "POST", f"{ROLLOUTS}/{own['id']}/start")
+    assert refused.status_code == 403 and "abort a running rollout" in refused.text
+    assert (await site.ask(None, "GET", f"{ROLLOUTS}/{whole['id']}")).json()["state"] == "running"
+    assert (await site.ask(None, "POST", f"{ROLLOUTS}/{whole['id']}/abort")).status_code == 200
+    assert (await site.ask(kiel, "POST", f"{ROLLOUTS}/{own['id']}/start")).status_code == 200
+    newer = (await site.ask(kiel, "POST", ROLLOUTS, DEFINITION | {"selector": "site=kiel", "version": 3})).json()
+    assert (await site.ask(kiel, "POST", f"{ROLLOUTS}/{newer['id']}/start")).status_code == 200
+
+
+async def test_viewers_read_the_index_of_models(site: Site) -> None:
+    for who in (person(Role.VIEWER), person(Role.VIEWER, "site=kiel")):
+        assert (await site.ask(who, "POST", INDEX_PATH)).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/v2/models/digits/infer", "/firstline/v1/models/digits/infer"])
+async def test_inference_acts_for_no_person(path: str, site: Site) -> None:
+    refused = await site.ask(person(Role.APPROVER), "POST", path, {"inputs": []})
+    assert refused.status_code == 403 and PERSON_HEADER in refused.text
 
 
 async def test_names_of_other_devices_are_left_out(site: Site) -> None:

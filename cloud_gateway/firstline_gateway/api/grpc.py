@@ -13,6 +13,7 @@ from firstline_core.protocol.grpc.server import GrpcServer, peer_address
 from firstline_core.protocol.grpc.service import INFER, OPERATE, Caller, CallHooks, Context, InferenceService
 from firstline_core.protocol.http import BodyBudget
 from firstline_core.telemetry.metrics import RequestMetrics
+from firstline_gateway.api import persons
 from firstline_gateway.api.auth import caller_of, check_scope
 from firstline_gateway.api.overload import OverloadGuard, client_key, overloaded
 from firstline_gateway.identity.client_certificate import ClientCertificate
@@ -89,6 +90,7 @@ async def _authorize(identity: IdentityService, context: Context, scope: str, *,
         shown = _shown_certificate(context)
     caller = await caller_of(identity, shown, metadata.get("authorization", ""), counts=counts)
     check_scope(caller, _SCOPES[scope])
+    persons.check_none(metadata)
     return Caller(caller.principal, caller.trust_request_id)
 
 

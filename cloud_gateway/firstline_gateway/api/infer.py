@@ -23,6 +23,7 @@ from firstline_core.protocol.oip import Origin
 from firstline_core.protocol.parameters import VIEW
 from firstline_core.telemetry import logs
 from firstline_core.telemetry.metrics import RequestMetrics
+from firstline_gateway.api import persons
 from firstline_gateway.api.auth import Caller, authorize
 from firstline_gateway.api.errors import shutting_down, unexpected_failure
 from firstline_gateway.api.jobs import is_asynchronous, submit
@@ -92,6 +93,7 @@ class InferenceApp:
             # Before the body is read: unauthenticated clients must not make the gateway hold megabytes.
             caller = await authorize(self.identity, request, "infer")
             principal = caller.principal
+            persons.check_none(request.headers)
             with BodyShare(self.bodies, principal) as reserve:
                 body = await request.body(self.plane.limits, reserve)
                 reply = await route.endpoint(self, request, route, caller, body)

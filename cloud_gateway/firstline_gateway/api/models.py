@@ -69,7 +69,7 @@ def metadata_routes(plane: GatewayDataPlane, repository: Repository, access: Acc
         """Triton's configuration of a version; of the current one if none is named."""
         return json_response(plane.config(model, version))
 
-    @router.post("/v2/repository/index")
+    @router.post(extensions.INDEX_PATH)
     async def repository_index(request: Request) -> Response:
         """Triton's list of models; the body is empty, or {"ready": true}."""
         return response_of(extensions.index_reply(plane, await read_body(request, _SMALL), _SMALL))

@@ -7,7 +7,7 @@ answers by tier, are readable, without the names of other devices.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Container, Mapping
 
 import msgspec
 from fastapi import Request
@@ -18,12 +18,16 @@ from firstline_core.fleet.rest import CONTRACTS_PATH, DEVICES_PATH
 from firstline_core.fleet.rollout import AUDIT_PATH, PLAN_PATH, ROLLOUTS_PATH
 from firstline_core.fleet.selector import Selector, parse_selector
 from firstline_core.protocol import enrolment
+from firstline_core.protocol.extensions import INDEX_PATH
 from firstline_core.storage.structs import fault_of
 
 Tags = Callable[[str], Awaitable[Mapping[str, str]]]
 """Returns the tags of a device; none for an unknown device."""
 
 READS = ("GET", "HEAD")
+_HEADER = PERSON_HEADER.lower()
+# Requests with a body that change nothing.
+_READS_BY_POST = (PLAN_PATH, INDEX_PATH)
 _DECISIONS = ("approve", "promote")
 
 
@@ -46,6 +50,21 @@ def person_of(request: Request) -> Person | None:
     return person
 
 
+def check_none(headers: Container[str]) -> None:
+    """Checks that a request for inference, or over gRPC, names no person: no role includes it.
+
+    Args:
+        headers: names of the headers, or of the metadata, in lower case.
+
+    Raises:
+        ForbiddenError: it names one.
+    """
+    if _HEADER in headers:
+        raise ForbiddenError(
+            f"Requests for inference and over gRPC act for no person; leave out the header {PERSON_HEADER}."
+        )
+
+
 async def check(person: Person, request: Request, tags_of: Tags) -> None:
     """Checks that a person may send a request.
 
@@ -53,7 +72,7 @@ async def check(person: Person, request: Request, tags_of: Tags) -> None:
         ForbiddenError: the person may not.
     """
     path: str = request.scope["path"]  # the URL would depend on the header Host
-    reads = request.method in READS or path == PLAN_PATH
+    reads = request.method in READS or path in _READS_BY_POST
     if not reads and person.role is Role.VIEWER:
         raise ForbiddenError(f"{person.name} is a viewer and may not change anything; ask for the role operator.")
     decides = request.path_params.get("command") in _DECISIONS or path.startswith(CONTRACTS_PATH)
@@ -66,7 +85,7 @@ async def check(person: Person, request: Request, tags_of: Tags) -> None:
         await _check_device(person, selector, request.path_params["name"], tags_of)
     elif path.startswith(AUDIT_PATH):
         kind, _, name = request.query_params.get("subject", "").partition(":")
-        if kind != "device":
+        if path != AUDIT_PATH or kind != "device":
             raise ForbiddenError(f"{person.name} sees the audit log of single devices only; name one with `subject`.")
         await _check_device(person, selector, name, tags_of)
     elif path == enrolment.DEVICES_PATH or not (reads or path.startswith(ROLLOUTS_PATH)):

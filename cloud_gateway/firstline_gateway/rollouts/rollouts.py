@@ -139,7 +139,12 @@ class Rollouts:
         return wire.RolloutDevices(tuple(found), found[-1].device if len(found) == limit else None)
 
     async def command(
-        self, rollout_id: str, command: Command, by: str, revision: int | None = None
+        self,
+        rollout_id: str,
+        command: Command,
+        by: str,
+        revision: int | None = None,
+        sees: Callable[[str], bool] = lambda _: True,
     ) -> wire.RolloutSummary:
         """Applies a command to a rollout.
 
@@ -148,12 +153,13 @@ class Rollouts:
             command: to apply.
             by: the operator.
             revision: the last that the caller knows; None for any.
+            sees: whether the operator sees rollouts with a selector; a start may supersede no other.
 
         Raises:
             NotFoundError: the rollout is unknown.
             ConflictError: the rollout has a newer revision, its version is not signed, or its contract is broken.
             RequestError: the rollout's state does not allow the command.
-            ForbiddenError: its creator may not approve it.
+            ForbiddenError: its creator may not approve it, or its start would supersede a rollout that is not seen.
         """
         warnings = await self._prepare(rollout_id) if command is Command.START else ()
         now = StepTime(self.service.now_s(), self.clock.wall_s())
@@ -169,7 +175,7 @@ class Rollouts:
             changes = command_changes(command, rollout, records.assignments(connection, rollout_id), by, now)
             if command is Command.START:
                 _check_contract(connection, rollout.definition)
-                _supersede(connection, rollout, by, now)
+                _supersede(connection, rollout, by, now, sees)
             after = records.apply(connection, rollout, changes, now.wall_s) or rollout
             (summary,) = _summaries(connection, [after])
             return replace(summary, warnings=warnings)
@@ -257,11 +263,20 @@ def _check_contract(connection: Connection, definition: Definition) -> None:
         )
 
 
-def _supersede(connection: Connection, newer: Rollout, by: str, now: StepTime) -> None:
-    """Aborts the live rollouts that conflict with a new one."""
+def _supersede(connection: Connection, newer: Rollout, by: str, now: StepTime, sees: Callable[[str], bool]) -> None:
+    """Aborts the live rollouts that conflict with a new one.
+
+    Raises:
+        ForbiddenError: the operator does not see one of them.
+    """
     for older in _conflicting(connection, newer.definition):
         if older.id == newer.id or older.state is RolloutState.ROLLING_BACK:
             continue
+        if not sees(older.definition.selector):
+            raise ForbiddenError(
+                f"This start would abort a running rollout of {older.definition.title}, which concerns devices that "
+                "you do not see; wait until it has ended, or ask a person who sees it."
+            )
         changes = command_changes(Command.ABORT, older, records.assignments(connection, older.id), by, now)
         sentence = f"Superseded by {newer.id}, which brings version {newer.definition.version}."
         changes.rollout = replace(changes.rollout, superseded_by=newer.id, sentence=sentence)

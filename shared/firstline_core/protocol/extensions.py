@@ -17,6 +17,8 @@ from firstline_core.protocol.tensors import shown
 from firstline_core.telemetry.statistics import as_json
 from firstline_core.types import LOWEST_PRIORITY, ModelMetadata, TensorSpec
 
+INDEX_PATH = "/v2/repository/index"
+
 _DEFAULT_PRIORITY = 2
 
 T = TypeVar("T")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Request
@@ -107,8 +108,8 @@ def rollout_routes(rollouts: Rollouts, access: Access) -> APIRouter:
         if command not in set(Command):
             raise RequestError(f"There is no command {command[:40]!a}{listed(command, Command)}")
         await _check_own(rollouts, person, rollout_id)
-        revision = _revision(request.headers.get("if-match"))
-        rollout = await rollouts.command(rollout_id, Command(command), principal, revision)
+        revision, sees = _revision(request.headers.get("if-match")), partial(sees_rollout, person)
+        rollout = await rollouts.command(rollout_id, Command(command), principal, revision, sees)
         return answer(rollout, etag=str(rollout.revision))
 
     return router
