@@ -54,7 +54,7 @@ def add_pages(watch: Watch) -> None:
         with frame.main:
             if may(whole_fleet=True):
                 with ui.element("div").classes("mb-4"):
-                    button_link("Enrol devices", "/devices/enrol", "primary")
+                    button_link("Enrol devices", "/devices/enrol")
             fields = {
                 "search": ("Part of the name", search),
                 "selector": ("Tags, such as site=berlin,!test", selector),

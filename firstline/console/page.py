@@ -264,9 +264,9 @@ def button(label: str, on_click: Callable[[], Any] | None = None, kind: str = ""
     return found.classes(f"btn btn-{kind}" if kind else "btn")
 
 
-def button_link(label: str, href: str, kind: str = "") -> ui.link:
-    """Returns a link that looks like a button."""
-    return ui.link(label, href).classes(f"btn btn-{kind}" if kind else "btn")
+def button_link(label: str, href: str) -> ui.link:
+    """Returns a link that looks like a primary button."""
+    return ui.link(label, href).classes("btn btn-primary")
 
 
 def choices(label: str, links: Sequence[tuple[str, str, bool]]) -> None:

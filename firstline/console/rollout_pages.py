@@ -45,7 +45,7 @@ def add_pages(watch: Watch) -> None:
         frame = Frame("Rollouts", "/rollouts", "Signed bundles and configurations on their way to devices, in stages.")
         with frame.main:
             with ui.element("div").classes("mb-4"):
-                button_link("New rollout", "/rollouts/new", "primary")
+                button_link("New rollout", "/rollouts/new")
             empty, back = "There is no rollout yet.", "/rollouts" if after else ""
             with card():
                 table = PagedTable("Rollouts", view.ROLLOUTS, empty, "Older rollouts", back)

@@ -6,14 +6,10 @@ from fastapi import APIRouter, Depends, Request
 from starlette.responses import Response
 
 from firstline_core.protocol import extensions, http
-from firstline_core.protocol.limits import Limits
 from firstline_gateway.api.auth import Access
 from firstline_gateway.api.messages import json_response, read_body, response_of
 from firstline_gateway.models.repository import Repository
 from firstline_gateway.serving.data_plane import GatewayDataPlane
-
-# Bodies of requests about models.
-_SMALL = Limits(body_bytes=65_536, json_bytes=65_536)
 
 
 def health_routes(plane: GatewayDataPlane) -> APIRouter:
@@ -72,7 +68,7 @@ def metadata_routes(plane: GatewayDataPlane, repository: Repository, access: Acc
     @router.post(extensions.INDEX_PATH)
     async def repository_index(request: Request) -> Response:
         """Triton's list of models; the body is empty, or {"ready": true}."""
-        return response_of(extensions.index_reply(plane, await read_body(request, _SMALL), _SMALL))
+        return response_of(extensions.index_reply(plane, await read_body(request, extensions.REPOSITORY_LIMITS)))
 
     @router.get("/firstline/v1/models")
     async def list_models() -> Response:
@@ -99,11 +95,15 @@ def repository_routes(plane: GatewayDataPlane, access: Access) -> APIRouter:
     @router.post("/v2/repository/models/{model}/load")
     async def load_model(request: Request, model: str) -> Response:
         """Reload all versions of a model; if one does not load, the previous ones stay."""
-        return response_of(await extensions.load_reply(plane, model, await read_body(request, _SMALL), _SMALL))
+        return response_of(
+            await extensions.load_reply(plane, model, await read_body(request, extensions.REPOSITORY_LIMITS))
+        )
 
     @router.post("/v2/repository/models/{model}/unload")
     async def unload_model(request: Request, model: str) -> Response:
         """Unload a model, and free its memory once requests in flight are answered."""
-        return response_of(await extensions.unload_reply(plane, model, await read_body(request, _SMALL), _SMALL))
+        return response_of(
+            await extensions.unload_reply(plane, model, await read_body(request, extensions.REPOSITORY_LIMITS))
+        )
 
     return router

@@ -21,13 +21,13 @@ LOCAL_PRINCIPAL = "local"
 """The caller of an agent without a token file."""
 
 
-def first_token(file: str, setting: str) -> str:
-    """Returns the first token of a file, for a command that calls the agent on its own device; "" without a file.
+def first_token(section: ApiSection) -> str:
+    """Returns the first token, for a command that calls the agent on its own device; "" without a token file.
 
     Raises:
         ConfigError: see `parse_tokens`.
     """
-    return next(iter(parse_tokens(file, setting).values())) if file else ""
+    return next(iter(parse_tokens(section.token_file, "api.token_file").values())) if section.token_file else ""
 
 
 def parse_tokens(file: str, setting: str) -> dict[str, str]:

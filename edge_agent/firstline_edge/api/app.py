@@ -26,7 +26,6 @@ from firstline_core.protocol.asgi import (
     send_stream,
 )
 from firstline_core.protocol.http import BodyBudget, Reply, last_event_id
-from firstline_core.protocol.limits import Limits
 from firstline_core.protocol.oip import Origin, encode_response
 from firstline_core.protocol.openapi import MODEL, VERSION, identified, v2_infer
 from firstline_core.protocol.tensors import shown
@@ -43,8 +42,6 @@ from firstline_edge.outbox.outbox import Outbox
 from firstline_edge.telemetry.version import VERSION as AGENT_VERSION
 
 _SHOWN_CHARACTERS = 200
-# Bodies of requests to load or unload a model.
-_SMALL = Limits(body_bytes=65_536, json_bytes=65_536)
 
 log = logger(__name__)
 
@@ -136,18 +133,18 @@ class App:
 
     async def index(self, request: Request, principal: str) -> Reply:
         with self.bodies.share(principal) as reserve:
-            body = await request.body(self.plane.limits, reserve)
-        return extensions.index_reply(self.plane, body, self.plane.limits)
+            body = await request.body(extensions.REPOSITORY_LIMITS, reserve)
+        return extensions.index_reply(self.plane, body)
 
     async def load(self, request: Request, _principal: str) -> Reply:
         check_local(request.peer)
-        body = await request.body(_SMALL)
-        return await extensions.load_reply(self.plane, request.parameters["model"], body, _SMALL)
+        body = await request.body(extensions.REPOSITORY_LIMITS)
+        return await extensions.load_reply(self.plane, request.parameters["model"], body)
 
     async def unload(self, request: Request, _principal: str) -> Reply:
         check_local(request.peer)
-        body = await request.body(_SMALL)
-        return await extensions.unload_reply(self.plane, request.parameters["model"], body, _SMALL)
+        body = await request.body(extensions.REPOSITORY_LIMITS)
+        return await extensions.unload_reply(self.plane, request.parameters["model"], body)
 
     async def infer(self, request: Request, principal: str) -> Reply:
         plane = self.plane

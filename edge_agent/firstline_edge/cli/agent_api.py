@@ -56,7 +56,7 @@ def call_agent(
         CapacityError: no agent answers.
         FirstlineError: the agent's error.
     """
-    token = first_token(settings.api.token_file, "api.token_file")
+    token = first_token(settings.api)
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     try:
         with open_client(ClientSettings(url, headers=headers, timeout=timeout_s)) as client:

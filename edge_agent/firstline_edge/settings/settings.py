@@ -206,7 +206,7 @@ class HardwareSection(Section, frozen=True, kw_only=True):
     """Rails that together are the whole device's power, by the names in `edge-agent hardware get`; empty takes an
     input rail that is known (VDD_IN), a platform's domain (psys), a battery that drains, or the stated costs."""
     survey: bool = True
-    """Measure this device once, in the background: speed of memory and disk, and which providers really work."""
+    """Try once, in the background, which execution providers really work on this device."""
 
 
 class AdaptationSection(Section, frozen=True, kw_only=True):

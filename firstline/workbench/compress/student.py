@@ -133,7 +133,6 @@ def distil(
     rows: Array,
     lesson: Lesson,
     *,
-    batch: int = _BATCH,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Any:
     """Trains on the teacher's tempered probabilities (Kullback-Leibler divergence).
@@ -147,7 +146,6 @@ def distil(
         teach: the teacher: (n, ...) rows to (n, classes) logits.
         rows: (n, ...) float32 as the models take them; with four axes, images [n, channels, height, width].
         lesson: how it is trained.
-        batch: images of a step.
         progress: receives the number of finished epochs and their total.
 
     Returns:
@@ -164,7 +162,7 @@ def distil(
     network = import_module("onnx2torch").convert(student)
     normalised(network, torch.from_numpy(views(rows[:_NORMALISING_ROWS], random)))
     optimiser = torch.optim.AdamW(network.parameters(), lr=lesson.rate, weight_decay=1e-4)
-    batches = max(1, len(rows) // batch)
+    batches = max(1, len(rows) // _BATCH)
     schedule = torch.optim.lr_scheduler.OneCycleLR(
         optimiser, lesson.rate, lesson.epochs * batches, pct_start=_WARM_UP, cycle_momentum=False
     )

@@ -33,6 +33,7 @@ QUANTILES = 200
 """Quantiles are kept in steps of half a percent: p99 is one of them."""
 _DIGITS = 5
 _STEEPEST = 1e4  # power of the last step
+_NEARLY = 0.95  # of the highest rate of samples
 
 Milliseconds = Annotated[float, Meta(ge=0, le=1e9)]
 LIMIT_BYTES = 4 * 1024 * 1024
@@ -239,16 +240,15 @@ def of_one_row(points: Iterable[Point], model_digest: str) -> list[Point]:
     return [point for point in points if point.key.model_digest == model_digest and point.key.of_one_row]
 
 
-def sweet_spot(points: Iterable[Point], share: float = 0.95) -> Point | None:
+def sweet_spot(points: Iterable[Point]) -> Point | None:
     """Returns the smallest batch that is nearly as fast as the best one: a larger batch only adds latency.
 
     Args:
         points: of one variant, provider, number of threads and condition.
-        share: required share of the highest rate of samples.
     """
     found = sorted(points, key=lambda point: point.key.batch)
     most = max((point.offline_per_s for point in found), default=0.0)
-    return next((point for point in found if point.offline_per_s >= share * most), None)
+    return next((point for point in found if point.offline_per_s >= _NEARLY * most), None)
 
 
 def encode(profile: Profile) -> bytes:

@@ -21,6 +21,9 @@ INDEX_PATH = "/v2/repository/index"
 
 _DEFAULT_PRIORITY = 2
 
+REPOSITORY_LIMITS = Limits(body_bytes=65_536, json_bytes=65_536)
+"""The limits of requests about the repository."""
+
 T = TypeVar("T")
 
 
@@ -38,34 +41,34 @@ def index_json(states: Sequence[ModelState], *, ready_only: bool) -> list[dict[s
     ]
 
 
-def index_reply(plane: DataPlane, body: bytes, limits: Limits) -> Reply:
+def index_reply(plane: DataPlane, body: bytes) -> Reply:
     """Answers `POST /v2/repository/index`; the body may be empty, or say {"ready": true}.
 
     Raises:
         RequestError: the body is invalid.
     """
-    ready_only = _field(body, limits, "ready", False, '{"ready": true}')
+    ready_only = _field(body, "ready", False, '{"ready": true}')
     return json_reply(index_json(plane.index(), ready_only=ready_only))
 
 
-async def load_reply(plane: DataPlane, model: str, body: bytes, limits: Limits) -> Reply:
+async def load_reply(plane: DataPlane, model: str, body: bytes) -> Reply:
     """Answers `POST /v2/repository/models/{model}/load`; the body may be empty.
 
     Raises:
         RequestError: the body is not an object of parameters, or has unsupported ones; or see `DataPlane.load`.
     """
-    check_load_parameters(_field(body, limits, "parameters", {}, '{"parameters": {}}'))
+    check_load_parameters(_field(body, "parameters", {}, '{"parameters": {}}'))
     await plane.load(model)
     return json_reply({"name": model, "load": True})
 
 
-async def unload_reply(plane: DataPlane, model: str, body: bytes, limits: Limits) -> Reply:
+async def unload_reply(plane: DataPlane, model: str, body: bytes) -> Reply:
     """Answers `POST /v2/repository/models/{model}/unload`; the body may be empty. No model here depends on another.
 
     Raises:
         RequestError: the body is not an object of parameters; or see `DataPlane.unload`.
     """
-    _field(body, limits, "parameters", {}, '{"parameters": {}}')
+    _field(body, "parameters", {}, '{"parameters": {}}')
     await plane.unload(model)
     return json_reply({"name": model, "unload": True})
 
@@ -84,9 +87,9 @@ def check_load_parameters(names: Iterable[str]) -> None:
             )
 
 
-def _field(body: bytes, limits: Limits, name: str, default: T, example: str) -> T:
+def _field(body: bytes, name: str, default: T, example: str) -> T:
     """Returns a field of a body that may be empty, of the type of its default."""
-    document = parse_json(body, limits) if body.strip() else {}
+    document = parse_json(body, REPOSITORY_LIMITS) if body.strip() else {}
     found = document.get(name, default) if isinstance(document, dict) else None
     if not isinstance(found, type(default)):
         raise InvalidTensorError(f"The body is {shown(document)}; send nothing, or {example}.")

@@ -205,7 +205,7 @@ def decode_response(body: bytes, header_length: int | None, limits: Limits = DEF
             version=params.text(values, "model_version"),
             outputs=decode_tensors("outputs", listed, tail),
             id=params.text(values, "id"),
-            answer=answers.from_parameters(params.object_at(values, "parameters", "The response")),
+            answer=answers.from_parameters(params.parameters_of(values, "The response")),
         )
     except errors.RequestError as error:
         raise errors.ProtocolError(f"The server's response cannot be read. {error.message}") from error
@@ -386,7 +386,7 @@ def request_head(values: dict[str, Any], limits: Limits) -> RequestHead:
         RequestError: they are not valid V2.
         PayloadTooLargeError: they exceed `limits`.
     """
-    parameters = params.object_at(values, "parameters", "The request")
+    parameters = params.parameters_of(values, "The request")
     return RequestHead(checked_id(params.text(values, "id"), limits), outputs.requested(values, limits), parameters)
 
 
@@ -546,7 +546,7 @@ def described_tensors(kind: str, key: str, entries: object, limits: Limits) -> I
 
 
 def _binary_size(where: str, entry: dict[str, Any]) -> int | None:
-    parameters = params.object_at(entry, "parameters", where)
+    parameters = params.parameters_of(entry, where)
     for key, instead in _REFUSED_INPUT.items():
         if key in parameters:
             raise errors.InvalidTensorError(f"{where} asks for '{key}', which is not offered; {instead}.")

@@ -43,7 +43,7 @@ def requested(head: dict[str, Any], limits: Limits) -> tuple[RequestedOutput, ..
         where = f"Requested output {shown(name)}"
         if name in outputs:
             raise InvalidTensorError(f"{where} appears twice; name each output once.")
-        parameters = params.object_at(entry, "parameters", where)
+        parameters = params.parameters_of(entry, where)
         for key, instead in _REFUSED_OUTPUT.items():
             if key in parameters:
                 raise InvalidTensorError(f"{where} asks for '{key}', which is not offered; {instead}.")

@@ -155,17 +155,17 @@ def name_of(entry: object, where: str) -> str:
     return name
 
 
-def object_at(holder: dict[str, Any], key: str, where: str) -> dict[str, Any]:
-    """Returns an optional object inside another, empty if absent.
+def parameters_of(holder: dict[str, Any], where: str) -> dict[str, Any]:
+    """Returns the optional parameters of an object, empty if absent.
 
     Raises:
         InvalidTensorError: the value is not an object.
     """
-    value = holder.get(key)
+    value = holder.get("parameters")
     if value is None:
         return {}
     if not isinstance(value, dict):
-        raise InvalidTensorError(f"{where} has '{key}' {shown(value)}; it must be an object.")
+        raise InvalidTensorError(f"{where} has 'parameters' {shown(value)}; it must be an object.")
     return value
 
 

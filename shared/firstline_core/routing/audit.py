@@ -138,8 +138,8 @@ def alarm(state: AuditState, level: float) -> bool:
     return state.peak * level >= 1
 
 
-def audits_to_alarm(state: AuditState, level: float, odds: float = 2.0) -> int:
-    """Returns after how many audits an alarm has come with 95 %, if edge answers are wrong more often than promised.
+def audits_to_alarm(state: AuditState, level: float) -> int:
+    """Returns after how many audits an alarm has come with 95 %, if the odds of an error are twice those promised.
 
     Half of a player's wealth is bet from the first audit on. After n audits its logarithm has grown by n * mean, with a
     standard deviation of sqrt(n * variance), and is about normal. The player whose growth of n * mean - 1.645 * sqrt(n
@@ -148,9 +148,8 @@ def audits_to_alarm(state: AuditState, level: float, odds: float = 2.0) -> int:
     Args:
         state: of the test; only its promise and its bets count.
         level: as in `alarm`.
-        odds: how much higher the odds of a wrong answer are than those of epsilon.
     """
-    wrong = odds * state.epsilon / (1 + (odds - 1) * state.epsilon)
+    wrong = 2 * state.epsilon / (1 + state.epsilon)
     needed = math.log(2 * len(state.bets) / level)
     found = math.inf
     for bet in state.bets:

@@ -295,18 +295,18 @@ def test_classes_have_the_labels_of_the_model_that_answered() -> None:
 class TestExtensions:
     @pytest.mark.parametrize("body", [b"", b" ", b"{}", b'{"ready": false}'])
     def test_the_index_takes_an_empty_body(self, body: bytes) -> None:
-        assert json_of(extensions.index_reply(Doubler(up=False), body, Limits())) == [
+        assert json_of(extensions.index_reply(Doubler(up=False), body)) == [
             {"name": "double", "version": "7", "state": "UNAVAILABLE", "reason": "asleep"}
         ]
 
     def test_the_index_may_be_of_ready_models_alone(self) -> None:
-        assert json_of(extensions.index_reply(Doubler(up=False), b'{"ready": true}', Limits())) == []
-        assert json_of(extensions.index_reply(Doubler(), b'{"ready": true}', Limits()))[0]["state"] == "READY"
+        assert json_of(extensions.index_reply(Doubler(up=False), b'{"ready": true}')) == []
+        assert json_of(extensions.index_reply(Doubler(), b'{"ready": true}'))[0]["state"] == "READY"
 
     @pytest.mark.parametrize("body", [b"[]", b'{"ready": 1}', b"{"])
     def test_the_index_takes_no_other_body(self, body: bytes) -> None:
         with pytest.raises(errors.RequestError):
-            extensions.index_reply(Doubler(), body, Limits())
+            extensions.index_reply(Doubler(), body)
 
     def test_statistics_have_the_form_of_triton(self) -> None:
         tier = Doubler()

@@ -14,7 +14,7 @@ from support.example_settings import EDGE_FILE as EXAMPLE
 from firstline_core.errors import ConfigError, UnauthorizedError
 from firstline_edge.api.access import TokenAccess, first_token, parse_tokens
 from firstline_edge.settings.load import load
-from firstline_edge.settings.settings import EdgeSettings, LinkSection
+from firstline_edge.settings.settings import ApiSection, EdgeSettings, LinkSection
 
 
 def test_the_example_changes_nothing() -> None:
@@ -92,7 +92,7 @@ class TestSecrets:
         tokens = TokenAccess(parse_tokens(str(file), "api.token_file"))
         assert tokens.bearer("Bearer fedcba9876543210") == "phone"
         assert tokens.bearer("bearer  0123456789abcdef") == "camera"
-        assert first_token(str(file), "api.token_file") == "0123456789abcdef"
+        assert first_token(ApiSection(token_file=str(file))) == "0123456789abcdef"
         for wrong in ("", "Bearer", "Bearer x", "Basic 0123456789abcdef", "0123456789abcdef"):
             with pytest.raises(UnauthorizedError):
                 tokens.bearer(wrong)
