@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,6 +15,10 @@ from firstline_core.errors import ConfigError, InferenceError, InvalidTensorErro
 from firstline_core.runtime.base import Feeds, cast_feed, check_feeds, run_in_batches
 from firstline_core.storage.files import naming
 from firstline_core.types import DATATYPES, Array, TensorSpec
+
+# ONNX Runtime 1.29 and later report each process and model to their makers by default, over any link of the device.
+# They read this variable when the first model is loaded.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 _CPU = "CPUExecutionProvider"
 _LOG_NO_ERRORS = 4  # they are raised, and the runtime would print them too
