@@ -147,7 +147,7 @@ def _verified(bundle: Bundle, model: Model, options: RuntimeOptions) -> Check:
             dependence = find_dependence(bundle, loaded)
             checked = dependence.rows if dependence is not None else None
             if dependence is not None and dependence.depends_on != "nothing":
-                return Check(what, "failed", refusal(dependence, model, bundle), checked)
+                return Check(what, "failed", refusal(dependence, model), checked)
             inputs = noise(loaded)
             if inputs is None:
                 said = f"loads on {loaded.runtime.provider}; its input's sizes are free, so not run"

@@ -84,7 +84,7 @@ def check_model(
         with closing(load_model(bundle, model, options)) as loaded:
             found = row_checks.find_dependence(bundle, loaded, golden)
         if found is not None and found.depends_on == "run":
-            raise ConfigError(row_checks.refusal(found, model, bundle))
+            raise ConfigError(row_checks.refusal(found, model))
         if found is not None and found.depends_on == "batch":
             model = replace(model, batch=1)
             warn(

@@ -57,7 +57,7 @@ def with_output(
         raise ConfigError(
             f"{source.name}: its output '{output.name}' has strings; export the model with its probabilities as output."
         )
-    if DATATYPES[output.datatype].kind in "b" or output.datatype in ("INT32", "INT64"):
+    if DATATYPES[output.datatype].kind == "b" or output.datatype in ("INT32", "INT64"):
         raise ConfigError(
             f"{source.name}: its output '{output.name}' is {output.datatype}, which are class numbers and no "
             "probabilities; export the model with its probabilities or logits as output."

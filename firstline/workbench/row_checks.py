@@ -85,12 +85,12 @@ def require_independent_rows(
         if found is None:
             continue
         if found.depends_on != "nothing":
-            raise ConfigError(refusal(found, model, bundle))
+            raise ConfigError(refusal(found, model))
         checked[model.id] = found.rows
     return checked
 
 
-def refusal(found: RowCheck, model: Model, bundle: Bundle) -> str:
+def refusal(found: RowCheck, model: Model) -> str:
     """Returns why a model is refused, and what to do about it."""
     if found.depends_on == "batch":
         return (

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 from msgspec.structs import replace
 from sqlalchemy import Connection
@@ -29,8 +28,6 @@ from firstline_gateway.store.service_clock import ServiceClock
 from firstline_gateway.store.store import Store
 
 _TAGS = 64
-
-_T = TypeVar("_T")
 
 log = logger(__name__)
 

@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec.structs import replace
@@ -36,7 +36,6 @@ if TYPE_CHECKING:  # loads python-tuf, which a gateway without a registry does n
 
 _LOOKS = 200  # a page of them
 
-_T = TypeVar("_T")
 FindListed = Callable[[UpdateKind, str, int], Awaitable["ListedVersion | None"]]
 """Returns a signed model or configuration by name and version; None if it is not signed."""
 

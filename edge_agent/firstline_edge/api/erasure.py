@@ -97,9 +97,7 @@ class Erasure:
             CapacityError: the disk refuses.
         """
         if unknown := set(places) - set(PLACES):
-            raise RequestError(
-                f"There is nothing called {sorted(unknown)[0]!r} to erase; there are {', '.join(PLACES)}."
-            )
+            raise RequestError(f"There is nothing called {min(unknown)!r} to erase; there are {', '.join(PLACES)}.")
         files: list[Path] = []
         try:
             if "outbox" in places:

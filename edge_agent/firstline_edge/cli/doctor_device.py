@@ -28,7 +28,7 @@ from firstline_core.storage.secrets import read_secret
 from firstline_edge.api.access import parse_tokens
 from firstline_edge.budgets.from_settings import budgets_of, device_sensors, tariff_of
 from firstline_edge.cli.agent_api import agent_status
-from firstline_edge.cli.findings import Finding, hint, hint_if, ok, problem, warning, warning_if
+from firstline_edge.cli.findings import Finding, hint, hint_if, ok, problem, warning
 from firstline_edge.fleet.fleet_state import NO_GATEWAY
 from firstline_edge.fleet.updates.registry import HTTP_REQUIRED
 from firstline_edge.hardware.sampler import missing_kernel_files
@@ -92,7 +92,7 @@ def state_findings(settings: EdgeSettings) -> Iterator[Finding]:
     lower = "lower outbox.limit_bytes and cache.disk_limit_bytes, or free space"
     faster = "set agent.state_dir to a faster disk (SD cards are slow), or raise policy.deadline_reserve_ms"
     fsync = f"{fsync_ms:.2f} ms (median), which every promised correction waits for"
-    yield warning_if(not enough, "disk space", space, lower)
+    yield ok("disk space", space) if enough else warning("disk space", space, lower)
     yield hint_if(fsync_ms > _FSYNC_SLOW_MS, "fsync", fsync, faster)
     if path.exists() and stat.S_IMODE(path.stat().st_mode) & 0o077:
         yield warning("state directory", f"others may read {path}", f"chmod 700 {path}")

@@ -50,11 +50,6 @@ def warning(subject: str, detail: str, advice: str = "") -> Finding:
     return Finding(subject, Severity.WARNING, detail, advice)
 
 
-def warning_if(is_restricted: bool, subject: str, detail: str, advice: str) -> Finding:
-    """Returns a finding about a part that works; with the advice if there is a restriction."""
-    return warning(subject, detail, advice) if is_restricted else ok(subject, detail)
-
-
 def problem(subject: str, detail: str, advice: str = "") -> Finding:
     """Returns a finding about a part that does not work; the project's error messages contain their own advice."""
     return Finding(subject, Severity.ERROR, detail, advice)

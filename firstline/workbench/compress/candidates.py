@@ -182,7 +182,7 @@ def _candidate(work: Work, technique: str, parameters: dict[str, str], make: Cal
     except Exception as error:  # noqa: BLE001 (the quantiser raises whatever comes)
         return Candidate(None, technique, failed=_one_line(error))
     if found is not None and found.depends_on == "run":
-        return Candidate(None, technique, failed=refusal(found, model, bundle))
+        return Candidate(None, technique, failed=refusal(found, model))
     if found is not None and found.depends_on == "batch":
         work.report(f"{found.sentence(name)} It gets `batch: 1`")
         model = replace(model, batch=1)

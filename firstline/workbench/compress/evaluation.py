@@ -34,7 +34,7 @@ from firstline_core.hardware.readings import Reading
 from firstline_core.processing.steps import InputSpec
 from firstline_core.profile.profile import Profile, of_one_row
 from firstline_core.profile.summary import DISTURBED
-from firstline_core.routing.certification import CertificationResult
+from firstline_core.routing.certification import uncertified
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.types import Array
 
@@ -179,7 +179,7 @@ def proved(
     try:
         found = certify_bundle(bundle, evidence, shared, placing=judged)
     except ConstantScoreError:  # other candidates go on
-        result = CertificationResult(False, None, 0.0, None, len(evidence), 0)
+        result = uncertified(len(evidence), 0)
         selection = Selection(bundle.manifest.policy.score, np.arange(len(evidence)), evidence.scores)
         return Certification(evidence.variant, selection, result, shared, None)
     if found.certificate is None:

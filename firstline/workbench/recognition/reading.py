@@ -249,8 +249,6 @@ def _scale(name: str, mode: str) -> str:
         mean, std = mean[::-1], std[::-1]
     elif mode == "L":
         mean, std = mean[1:2] or mean, std[1:2] or std
-    if name == "bytes":
-        return "scale:0:1"
     return f"scale:{'/'.join(f'{value:g}' for value in mean)}:{'/'.join(f'{value:g}' for value in std)}"
 
 

@@ -178,6 +178,11 @@ class CertificationResult:
     n_needed: int
 
 
+def uncertified(n: int, n_needed: int) -> CertificationResult:
+    """Returns the result of a certification without any certified threshold."""
+    return CertificationResult(certified=False, threshold=None, kept=0.0, risk_upper=None, n=n, n_needed=n_needed)
+
+
 def certify(
     scores: ArrayLike,
     losses: ArrayLike,
@@ -211,7 +216,7 @@ def certify(
     proof = prove([tests], hypotheses)
     if proof is None:
         needed = missing([tests], hypotheses, binomial.rows_needed(0, epsilon, delta))
-        return CertificationResult(False, None, 0.0, None, tests.n, needed)
+        return uncertified(tests.n, needed)
     return CertificationResult(True, proof.threshold, proof.kept[0] / tests.n, proof.risk_upper[0], tests.n, 0)
 
 

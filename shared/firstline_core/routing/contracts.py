@@ -73,7 +73,7 @@ def certify_stream(
     # Accepted answers without a net loss have the transformed loss 1/2.
     needed = max(bounds.rows_needed(0.5, (1 + epsilon) / 2, delta) - len(score_array), 1)
     if not len(candidates) or not len(score_array):
-        return certification.CertificationResult(False, None, 0.0, None, len(score_array), needed)
+        return certification.uncertified(len(score_array), needed)
     if grid is not None:
         candidates = candidates[np.ceil(np.arange(1, _STEPS + 1) / _STEPS * len(candidates)).astype(np.intp) - 1]
     thresholds = np.append(np.inf, np.unique(candidates)[::-1])
@@ -92,7 +92,7 @@ def certify_stream(
 
     rejected = certification.rejected_ranges(len(thresholds), [(0, 1.0)], delta, p_values)
     if not rejected or rejected[0].last == 0:
-        return certification.CertificationResult(False, None, 0.0, None, len(score_array), needed)
+        return certification.uncertified(len(score_array), needed)
     at = rejected[0].last
     lowest = float(thresholds[at])
     kept = score_array >= lowest
