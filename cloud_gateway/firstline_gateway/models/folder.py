@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from firstline_core.bundle.loading import LoadedModel, load_model
-from firstline_core.bundle.manifest import MANIFEST_NAME
-from firstline_core.bundle.store import key_at, open_bundle
+from firstline_core.bundle.store import find_bundles, key_at, open_bundle
 from firstline_core.errors import ConfigError, FirstlineError, ModelLoadError
 from firstline_core.runtime.batch_times import GAIN
 from firstline_core.runtime.select import RuntimeOptions
@@ -98,7 +97,7 @@ class ModelsFolder:
 
     def _paths(self) -> list[Path]:
         fetched = self.fetched
-        return [*find_bundles(self.directory), *(find_bundles(fetched) if fetched and fetched.is_dir() else ())]
+        return [*_bundle_paths(self.directory), *(_bundle_paths(fetched) if fetched and fetched.is_dir() else ())]
 
     def _read(
         self, paths: Iterable[Path], *, must_be_whole: bool, budget_bytes: int = 0
@@ -160,45 +159,20 @@ def load_full(served: ServedModel, options: RuntimeOptions) -> LoadedModel:
     return loaded
 
 
-def find_bundles(directory: Path) -> list[Path]:
-    """The folders with a manifest: `directory`, its subfolders and theirs, in order; hidden ones are passed over.
-
-    A subfolder that cannot be looked into is among them: as a bundle it is refused, by its name.
+def _bundle_paths(directory: Path) -> list[Path]:
+    """Returns the bundles of a folder.
 
     Raises:
         ConfigError: there is no such folder, or it cannot be read.
     """
     try:
-        if (directory / MANIFEST_NAME).exists():
-            return [directory]
-        folders = _folders(directory)
+        return find_bundles(directory)
     except FileNotFoundError as error:
         raise ConfigError(
             f"models.directory: the folder {directory} does not exist; create it, or name another."
         ) from error
     except OSError as error:
         raise ConfigError(f"models.directory: {directory} {unreadable(error)}") from error
-    return [bundle for folder in folders for bundle in _bundles_in(folder)]
-
-
-def _bundles_in(folder: Path) -> list[Path]:
-    try:
-        if (folder / MANIFEST_NAME).exists():
-            return [folder]
-        return [inner for inner in _folders(folder) if _may_be_bundle(inner)]
-    except OSError:
-        return [folder]
-
-
-def _may_be_bundle(folder: Path) -> bool:
-    try:
-        return (folder / MANIFEST_NAME).exists()
-    except OSError:
-        return True
-
-
-def _folders(directory: Path) -> list[Path]:
-    return sorted(path for path in directory.iterdir() if path.is_dir() and not path.name.startswith("."))
 
 
 def measure(model: LoadedModel) -> dict[int, float]:

@@ -68,13 +68,15 @@ class BundleCopies:
 
     def sources(self, directories: Sequence[Path]) -> list[Path]:
         """Returns the existing folders in `directories` (or those themselves) whose bundle has worked before."""
+        roots = {folder.resolve() for folder in directories}
         found = []
         for note in sorted(self._folder.glob(f"*/{_SOURCE}")):
             try:
                 path = Path(os.fsdecode(note.read_bytes()))
             except (OSError, ValueError):
                 continue
-            found += [path for folder in directories if folder.resolve() in (path, path.parent) and path.is_dir()]
+            if not roots.isdisjoint((path, *path.parents[:2])) and path.is_dir():
+                found.append(path)
         return found
 
     def prune(self, sources: list[Path]) -> None:

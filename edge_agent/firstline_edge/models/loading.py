@@ -19,8 +19,8 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from firstline_core.bundle.loading import LoadedModel, load_edge, load_model, load_scorer
-from firstline_core.bundle.manifest import MANIFEST_NAME, Manifest, Model, certificate_problem, valid_certificate
-from firstline_core.bundle.store import Bundle, key_at, open_bundle
+from firstline_core.bundle.manifest import Manifest, Model, certificate_problem, valid_certificate
+from firstline_core.bundle.store import Bundle, find_bundles, key_at, open_bundle
 from firstline_core.errors import FirstlineError, UpdateError
 from firstline_core.profile.profile import Profile
 from firstline_core.runtime.select import RuntimeOptions
@@ -108,13 +108,11 @@ def _empty(path: Path) -> RefusedBundle:
 
 
 def bundle_paths(directories: Iterable[Path]) -> list[Path]:
-    """Returns the bundles that `directories` are or contain, in a stable order."""
+    """Returns the bundles that `directories` are or contain, in a stable order; none of a folder without access."""
     found: list[Path] = []
     for directory in directories:
-        if (directory / MANIFEST_NAME).exists():
-            found.append(directory)
-        elif directory.is_dir():
-            found += sorted(path.parent for path in directory.glob(f"*/{MANIFEST_NAME}"))
+        with suppress(OSError):
+            found += find_bundles(directory)
     return found
 
 

@@ -61,6 +61,40 @@ def open_bundle(path: Path) -> Bundle:
     return Bundle(path, manifest)
 
 
+def find_bundles(directory: Path) -> list[Path]:
+    """Returns the folders with a manifest, in order: `directory` itself, or its subfolders and theirs.
+
+    Hidden folders are passed over: they may be bundles that are being written. A subfolder that cannot be looked into
+    is among the results: as a bundle it is refused, by its name.
+
+    Raises:
+        OSError: there is no such folder, or it cannot be read.
+    """
+    if (directory / MANIFEST_NAME).exists():
+        return [directory]
+    return [bundle for folder in _visible_folders(directory) for bundle in _bundles_in(folder)]
+
+
+def _bundles_in(folder: Path) -> list[Path]:
+    try:
+        if (folder / MANIFEST_NAME).exists():
+            return [folder]
+        return [inner for inner in _visible_folders(folder) if _may_be_bundle(inner)]
+    except OSError:
+        return [folder]
+
+
+def _may_be_bundle(folder: Path) -> bool:
+    try:
+        return (folder / MANIFEST_NAME).exists()
+    except OSError:
+        return True
+
+
+def _visible_folders(directory: Path) -> list[Path]:
+    return sorted(path for path in directory.iterdir() if path.is_dir() and not path.name.startswith("."))
+
+
 def manifest_in(path: Path) -> Manifest | None:
     """Returns a folder's manifest without verifying files; None if it cannot be read."""
     try:

@@ -1,4 +1,5 @@
 import os
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -6,7 +7,7 @@ import pytest
 
 from bench.support.bundles import model, write_manifest
 from bench.support.onnx_models import linear
-from firstline_core.bundle.store import open_bundle
+from firstline_core.bundle.store import find_bundles, open_bundle
 from firstline_core.errors import IntegrityError
 
 
@@ -79,3 +80,17 @@ def test_a_folder_without_a_manifest_is_refused(tmp_path: Path) -> None:
         open_bundle(tmp_path)
     with pytest.raises(IntegrityError, match="cannot be read"):
         open_bundle(tmp_path / "nowhere")
+
+
+def test_bundles_are_found_in_subfolders_and_theirs(root: Path) -> None:
+    folder = root.parent
+    for name in ("other/2", "other/10", ".bundle.4f1c", "other/.10.77aa"):
+        shutil.copytree(root, folder / name)
+    (folder / "empty").mkdir()
+    assert find_bundles(root) == [root]
+    assert find_bundles(folder) == [root, folder / "other" / "10", folder / "other" / "2"]
+
+
+def test_a_folder_of_bundles_that_is_missing_raises(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        find_bundles(tmp_path / "missing")

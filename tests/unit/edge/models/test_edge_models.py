@@ -173,6 +173,12 @@ def test_a_folder_without_bundles_is_a_problem(tmp_path: Path, workers: Workers)
     assert bundle_paths([DIGITS.parent]) == [DIGITS]
 
 
+def test_unfinished_bundles_are_passed_over(tmp_path: Path) -> None:
+    for folder in (".digits.4f1c", "digits/3"):
+        shutil.copytree(DIGITS, tmp_path / folder)
+    assert bundle_paths([tmp_path]) == [tmp_path / "digits" / "3"]
+
+
 def test_the_newest_version_is_the_current_one() -> None:
     old, new = (msgspec.structs.replace(manifest(), version=version) for version in (9, 10))
     models = Models([DeviceModel(Bundle(Path(), said), None) for said in (new, old)])
