@@ -52,6 +52,15 @@ async def test_a_changed_bundle_is_served_after_a_load(tier: tuple[Asking, Path]
     assert (state, "no more" in reason or "no longer" in reason) == ("UNAVAILABLE", True)
 
 
+async def test_a_second_bundle_of_a_version_is_refused(tier: tuple[Asking, Path]) -> None:
+    asking, folder = tier
+    before = await asking.probabilities()
+    put(folder / "twin", seed=1)
+    status, refused = await asking.post(LOAD.format("small"))
+    assert status == 400 and "are both version 1 of 'small'; remove one" in refused["error"]
+    assert await asking.probabilities() == before
+
+
 async def test_unloaded_model_is_not_served(tier: tuple[Asking, Path]) -> None:
     asking, _ = tier
     assert await asking.post(UNLOAD.format("small"), {"parameters": {"unload_dependents": False}}) == (

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from firstline_core.bundle.loading import LoadedModel, load_model
-from firstline_core.bundle.store import find_bundles, key_at, open_bundle
+from firstline_core.bundle.store import find_bundles, key_at, open_bundle, same_version
 from firstline_core.errors import ConfigError, FirstlineError, ModelLoadError
 from firstline_core.runtime.batch_times import GAIN
 from firstline_core.runtime.select import RuntimeOptions
@@ -112,11 +112,7 @@ class ModelsFolder:
                     continue
                 check_size(served, budget_bytes)
                 if served.key in found:
-                    other = found[served.key].path
-                    raise ConfigError(
-                        f"{path} and {other} are both version {served.key.version} of '{served.key.name}'; remove one "
-                        "of them."
-                    )
+                    raise ConfigError(same_version(path, found[served.key].path, served.key))
             except FirstlineError as error:
                 refused.append(_refused(path, error, key_at(path)))
             else:

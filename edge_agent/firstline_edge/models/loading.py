@@ -20,13 +20,13 @@ import msgspec
 
 from firstline_core.bundle.loading import LoadedModel, load_edge, load_model, load_scorer
 from firstline_core.bundle.manifest import Manifest, Model, certificate_problem, valid_certificate
-from firstline_core.bundle.store import Bundle, find_bundles, key_at, open_bundle
+from firstline_core.bundle.store import Bundle, find_bundles, key_at, open_bundle, same_version
 from firstline_core.errors import FirstlineError, UpdateError
 from firstline_core.profile.profile import Profile
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.tasks.base import Scores
 from firstline_core.telemetry.logs import logger
-from firstline_core.types import Arrays, payload_bytes
+from firstline_core.types import Arrays, ModelKey, payload_bytes
 from firstline_edge.models.copies import BundleCopies
 from firstline_edge.models.models import DeviceModel, EdgeModel, Models, RefusedBundle, RelativeRunTimes
 from firstline_edge.models.profiles import Profiles, fastest_options, known_point
@@ -70,21 +70,32 @@ def open_models(
         known = {path.resolve() for path in paths}
         paths += [path for path in copies.sources(directories) if path not in known]
         copies.prune(paths)
-    for path in paths:
-        if installed_names and (key := key_at(path)) is not None and key.name in installed_names:
+    loaded: dict[ModelKey, Path] = {}
+    for path in dict.fromkeys(paths):
+        key = key_at(path)
+        if key is not None and key.name in installed_names:
+            continue
+        if key is not None and key in loaded:
+            problems.append(_refused(path, same_version(path, loaded[key], key)))
             continue
         try:
             models.append(load_bundle(path))
+            if key is not None:
+                loaded[key] = path
             if copies is not None and models[-1].edge is not None:
                 copies.keep(models[-1].bundle)
         except UpdateError as error:
-            log.error("bundle unusable", path=str(path), error=error.message)
             copy = _copy_of(path, load_bundle, copies)
             models += [copy] if copy is not None else []
             instead = f" A copy of version {copy.version} answers instead." if copy is not None else ""
-            problems.append(RefusedBundle(path, error.message + instead))
+            problems.append(_refused(path, error.message + instead))
     problems += [_empty(path) for path in directories if not bundle_paths([path])]
     return Models(models, problems)
+
+
+def _refused(path: Path, message: str) -> RefusedBundle:
+    log.error("bundle unusable", path=str(path), error=message)
+    return RefusedBundle(path, message)
 
 
 def _copy_of(path: Path, load_bundle: Callable[[Path], DeviceModel], copies: BundleCopies | None) -> DeviceModel | None:

@@ -11,10 +11,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Protocol
 
+from firstline_core.bundle.store import same_version
 from firstline_core.errors import RequestError, UnknownModelError, UpdateError, did_you_mean
 from firstline_core.protocol.tensors import shown
 from firstline_core.runtime.memory import release_freed_memory
 from firstline_core.telemetry.logs import logger
+from firstline_core.types import ModelKey
 from firstline_edge.models.copies import BundleCopies
 from firstline_edge.models.loading import NamedBundle, bundle_paths, named_bundles
 from firstline_edge.models.models import DeviceModel, Models
@@ -78,9 +80,14 @@ class Reloading:
                     "there, then load it."
                 )
             problems = [] if bundles else [f"There is no bundle {shown(name)} in models.directories any more."]
+            loaded: dict[int, Path] = {}
             for _, version, path in bundles:
+                if version in loaded:
+                    problems.append(same_version(path, loaded[version], ModelKey(name, version)))
+                    continue
                 try:
                     self._replace(await asyncio.to_thread(self._opened, path))
+                    loaded[version] = path
                 except (UpdateError, RequestError) as error:
                     problems.append(error.message)
                     if self._models.find(name, str(version)) is None:

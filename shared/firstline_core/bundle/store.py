@@ -95,6 +95,11 @@ def _visible_folders(directory: Path) -> list[Path]:
     return sorted(path for path in directory.iterdir() if path.is_dir() and not path.name.startswith("."))
 
 
+def same_version(path: Path, other: Path, key: ModelKey) -> str:
+    """Returns why a bundle is refused: another folder holds the same version."""
+    return f"{path} and {other} are both version {key.version} of '{key.name}'; remove one of them."
+
+
 def manifest_in(path: Path) -> Manifest | None:
     """Returns a folder's manifest without verifying files; None if it cannot be read."""
     try:

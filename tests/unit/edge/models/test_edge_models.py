@@ -173,6 +173,15 @@ def test_a_folder_without_bundles_is_a_problem(tmp_path: Path, workers: Workers)
     assert bundle_paths([DIGITS.parent]) == [DIGITS]
 
 
+def test_a_second_bundle_of_a_version_is_a_problem(tmp_path: Path, workers: Workers) -> None:
+    for folder in ("a", "b"):
+        shutil.copytree(DIGITS, tmp_path / folder)
+    models = open_models([tmp_path], here(workers))
+    assert models.find("digits").bundle.path == tmp_path / "a"
+    (problem,) = models.problems
+    assert problem.path == tmp_path / "b" and "remove one of them" in problem.message
+
+
 def test_unfinished_bundles_are_passed_over(tmp_path: Path) -> None:
     for folder in (".digits.4f1c", "digits/3"):
         shutil.copytree(DIGITS, tmp_path / folder)
