@@ -84,7 +84,8 @@ def agent_status(settings: EdgeSettings, url: str | None = None) -> tuple[str, d
     url = url or agent_url(settings)
     if url is None:
         raise CapacityError(
-            f"No agent runs with {settings.state_dir}; start it with `edge-agent run`, or name one with --url."
+            f"No agent runs with {settings.state_dir}; start it with `edge-agent run`, or name its "
+            "settings with --config, or its address with --url."
         )
     try:
         check_url(url)

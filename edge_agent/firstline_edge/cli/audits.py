@@ -8,7 +8,7 @@ import sys
 
 from firstline_core.errors import ConfigError
 from firstline_edge.audits.samples import Sample, read, table
-from firstline_edge.cli.output import explained_refusal, print_error, print_json
+from firstline_edge.cli.output import check_has_run, explained_refusal, print_error, print_json
 from firstline_edge.cli.parser import FAILED, OK, load_settings
 from firstline_edge.state import StatePaths
 
@@ -16,6 +16,7 @@ from firstline_edge.state import StatePaths
 def command(arguments: argparse.Namespace) -> int:
     """Prints the samples of one certificate; the agent need not run."""
     settings = load_settings(arguments)
+    check_has_run(settings.state_dir)
     path = StatePaths(settings.state_dir).samples_path
     with explained_refusal(path, "read"):
         samples = list(read(path))

@@ -11,7 +11,7 @@ from firstline_core.errors import BudgetExceededError, UnauthorizedError
 from firstline_core.telemetry.decisions import find
 from firstline_core.telemetry.wording import rounded
 from firstline_core.types import HEDGED, Reason, Status, Wait
-from firstline_edge.cli.output import explained_refusal, print_error, show
+from firstline_edge.cli.output import check_has_run, explained_refusal, print_error, show
 from firstline_edge.cli.parser import FAILED, OK, load_settings
 from firstline_edge.state import StatePaths
 
@@ -35,6 +35,7 @@ _FIRST = "The full model was to answer; the caller asked not to wait for it (`wa
 def command(arguments: argparse.Namespace) -> int:
     """Prints the entries of one request in the decision log."""
     settings = load_settings(arguments)
+    check_has_run(settings.state_dir)
     path = StatePaths(settings.state_dir).decisions_path
     with explained_refusal(path, "read"):
         lines = find(path, arguments.request_id)

@@ -42,6 +42,20 @@ def print_progress(text: str) -> None:
     print(text, file=sys.stderr, flush=True)  # noqa: T201
 
 
+def check_has_run(state_dir: Path) -> None:
+    """Checks that an agent has used this state directory.
+
+    Raises:
+        CapacityError: the directory does not exist.
+    """
+    with explained_refusal(state_dir, "read"):
+        if state_dir.exists():
+            return
+    raise CapacityError(
+        f"No agent has run with {state_dir}, which does not exist; name the agent's settings with --config."
+    )
+
+
 @contextlib.contextmanager
 def explained_refusal(path: Path, done: str) -> Iterator[None]:
     """Translates a refusal of the system into a sentence that says what to do about it.

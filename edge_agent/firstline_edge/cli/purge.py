@@ -8,7 +8,7 @@ import secrets
 
 from firstline_edge.api import erasure
 from firstline_edge.cli.agent_api import agent_url, call_agent
-from firstline_edge.cli.output import explained_refusal, show
+from firstline_edge.cli.output import check_has_run, explained_refusal, show
 from firstline_edge.cli.parser import OK, load_settings
 from firstline_edge.settings.settings import EdgeSettings
 from firstline_edge.state import StateDirectory, StatePaths, leave_proof
@@ -23,6 +23,7 @@ def command(arguments: argparse.Namespace) -> int:
     with explained_refusal(settings.state_dir, "erased"):
         before = erasure.sizes_bytes(settings.state_dir)
         if arguments.yes:
+            check_has_run(settings.state_dir)
             _erase(settings, places)
         after = erasure.sizes_bytes(settings.state_dir)
     counts = {place: {"before_bytes": before[place], "after_bytes": after[place]} for place in places}
@@ -30,7 +31,9 @@ def command(arguments: argparse.Namespace) -> int:
         f"{place:10}{before[place]} bytes" + (f", {after[place]} now" if arguments.yes else "") for place in places
     ]
     if not arguments.yes:
-        lines.append("nothing was erased; add --yes to erase this, promised corrections included")
+        lines.append(
+            f"nothing was erased in {settings.state_dir}; add --yes to erase this, promised corrections included"
+        )
     show(arguments, {"state_dir": str(settings.state_dir), "erased": arguments.yes, "places": counts}, lines)
     return OK
 

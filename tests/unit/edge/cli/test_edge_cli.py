@@ -263,6 +263,22 @@ def test_status_as_text() -> None:
     ]
 
 
+@pytest.mark.parametrize("command", [["explain", "r"], ["purge", "--yes"], ["audit", "list"], ["status"]])
+def test_an_unused_state_directory_is_named(command: list[str], config: Path, run: Run) -> None:
+    ended = run(*command)
+    assert ended.code == 1
+    state_dir = config.parent / "state"
+    assert f"{state_dir}" in ended.err and "settings with --config" in ended.err
+    assert not state_dir.exists()
+
+
+def test_an_unknown_request_is_named(config: Path, run: Run) -> None:
+    (config.parent / "state").mkdir()
+    ended = run("explain", "r")
+    assert ended.code == 1
+    assert "has no request r; it is older than the log goes back" in ended.err
+
+
 @pytest.mark.parametrize("command", [["status"], ["explain", "r"], ["doctor"]])
 def test_a_bad_configuration_is_exit_code_2(command: list[str], config: Path, run: Run) -> None:
     config.write_text("[api]\nprot = 1\n")
