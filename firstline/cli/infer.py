@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -87,7 +88,8 @@ def infer_command(
         raise ConfigError(f"--draw is {draw}, which is not a folder.")
     if not tier.url and Path(model).is_file() and (places[0] / MANIFEST_NAME).is_file():
         raise ConfigError(
-            f"{model} is a file, and {places[0]} a bundle, which comes first: firstline infer {places[0]} {model}."
+            f"{model} is a file, and {places[0]} a bundle, which comes first: firstline infer "
+            f"{shlex.quote(str(places[0]))} {shlex.quote(model)}."
         )
     files = files_of(places)
     drawn = _drawn(files.values())

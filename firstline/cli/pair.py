@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -196,6 +197,6 @@ def _text(
     yield f"The recipe with all assumptions: {out / 'recipe.toml'}."
     if not served:
         all_escalated = certification is not None and certification.certificate is None
-        yield f"Next: firstline run {out / BUNDLE}" + (
+        yield f"Next: firstline run {shlex.quote(str(out / BUNDLE))}" + (
             " (nothing is certified, so every request goes to the full model)" if all_escalated else ""
         )

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -300,7 +301,10 @@ def read_key(file: Path, passphrase: str = "") -> CryptoSigner:
         mode = os.fstat(stream.fileno()).st_mode
         content = stream.read(_LIMIT_BYTES)
     if mode & _PUBLIC_TO_OTHERS:
-        raise ConfigError(f"{file} can be read by others than its owner; `chmod 600 {file}`, and ask who has read it.")
+        raise ConfigError(
+            f"{file} can be read by others than its owner; `chmod 600 {shlex.quote(str(file))}`, and ask who has "
+            "read it."
+        )
     encrypted = b"BEGIN ENCRYPTED PRIVATE KEY" in content
     if encrypted and not passphrase:
         raise ConfigError(

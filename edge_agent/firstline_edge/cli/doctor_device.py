@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shlex
 import shutil
 import stat
 import statistics
@@ -82,7 +83,9 @@ def state_findings(settings: EdgeSettings) -> Iterator[Finding]:
         free_bytes = shutil.disk_usage(folder).free
         fsync_ms = _fsync_ms(folder)
     except OSError as error:
-        advice = _WRITE_ADVICE.get(error.errno or 0, "sudo install -d -m 700 -o $USER {path}").format(path=path)
+        advice = _WRITE_ADVICE.get(error.errno or 0, "sudo install -d -m 700 -o $USER {path}").format(
+            path=shlex.quote(str(path))
+        )
         yield problem("state directory", f"{path} cannot be written: {system_reason(error)}", advice)
         return
     limits_bytes = settings.outbox.limit_bytes + settings.outbox.answers_limit_bytes + settings.cache.disk_limit_bytes
@@ -95,7 +98,7 @@ def state_findings(settings: EdgeSettings) -> Iterator[Finding]:
     yield ok("disk space", space) if enough else warning("disk space", space, lower)
     yield hint_if(fsync_ms > _FSYNC_SLOW_MS, "fsync", fsync, faster)
     if path.exists() and stat.S_IMODE(path.stat().st_mode) & 0o077:
-        yield warning("state directory", f"others may read {path}", f"chmod 700 {path}")
+        yield warning("state directory", f"others may read {path}", f"chmod 700 {shlex.quote(str(path))}")
 
 
 def outbox_findings(settings: EdgeSettings) -> Iterator[Finding]:
@@ -162,13 +165,13 @@ def secret_findings(settings: EdgeSettings) -> Iterator[Finding]:
             yield problem(setting, f"{file}: {system_reason(error)}", f"write the secret into {file}")
             continue
         if not readable:
-            yield problem(setting, f"{file} may not be read by this user", f"sudo chown $USER {file}")
+            yield problem(setting, f"{file} may not be read by this user", f"sudo chown $USER {shlex.quote(file)}")
         elif read is not None and (fault := _fault(read, file, setting)):
             yield problem(setting, fault)
         elif mode & stat.S_IRWXO:
-            yield problem(setting, f"every user may read {file}", f"chmod 600 {file}")
+            yield problem(setting, f"every user may read {file}", f"chmod 600 {shlex.quote(file)}")
         elif mode & stat.S_IRWXG:
-            yield warning(setting, f"its group may read {file}", f"chmod 600 {file}")
+            yield warning(setting, f"its group may read {file}", f"chmod 600 {shlex.quote(file)}")
         else:
             yield ok(setting, f"{file} is private")
 

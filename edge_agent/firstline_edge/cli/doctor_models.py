@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -65,7 +66,7 @@ def model_findings(settings: EdgeSettings) -> Iterator[Finding]:
         try:
             bundle = open_bundle(path)
         except FirstlineError as error:
-            advice = f"copy the bundle again, whole: rsync -a --delete BUNDLE/ {path}/"
+            advice = f"copy the bundle again, whole: rsync -a --delete BUNDLE/ {shlex.quote(str(path))}/"
             yield problem(f"bundle {path.name}", error.message, advice)
             continue
         yield from _bundle_findings(bundle, options, settings)

@@ -308,12 +308,12 @@ class TestDoctor:
 
     def test_missing_parts_come_with_advice(self, config: Path, tmp_path: Path, findings: Findings) -> None:
         http, mqtt = free_port(), free_port()
-        token = tmp_path / "token"
+        token = tmp_path / "the token"
         token.write_text("secret\n")
         token.chmod(0o644)
         with config.open("a") as file:
             file.write(
-                f'[[links]]\nkind = "http"\nurl = "http://127.0.0.1:{http}"\ntoken_file = "token"\n'
+                f'[[links]]\nkind = "http"\nurl = "http://127.0.0.1:{http}"\ntoken_file = "the token"\n'
                 f'[[links]]\nkind = "mqtt"\nhost = "127.0.0.1"\nport = {mqtt}\n'
             )
         config.write_text(config.read_text().replace(str(DIGITS), str(tmp_path / "nowhere")))
@@ -322,7 +322,7 @@ class TestDoctor:
         assert found["models"]["severity"] == "error"
         assert found[f"links[0] http 127.0.0.1:{http}"]["advice"].startswith("start the gateway")
         assert found[f"links[1] mqtt 127.0.0.1:{mqtt}"]["advice"].startswith("start mosquitto")
-        assert found["links[0].token_file"]["advice"] == f"chmod 600 {token}"
+        assert found["links[0].token_file"]["advice"] == f"chmod 600 '{token}'"
 
     @pytest.mark.parametrize(
         ("mode", "severity"), [(0o600, Severity.OK), (0o640, Severity.WARNING), (0o604, Severity.ERROR)]

@@ -49,6 +49,11 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.usefixtures("site")
+def test_the_next_command_can_be_typed() -> None:
+    assert "Next: firstline run 'my pair/bundle'" in _run(*_PAIR, "--data", "data", "--out", "my pair").stdout
+
+
 def test_two_files_become_a_certified_bundle(site: Path) -> None:
     out, arguments = site / "out", (*_PAIR, *_DATA, "--name", "colours")
     found = _json(*arguments)
