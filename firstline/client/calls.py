@@ -206,7 +206,7 @@ def read_job(response: httpx.Response) -> str:
     """
     if response.status_code != httpx.codes.ACCEPTED:
         _check(response)
-        raise ProtocolError(f"{response.url} answered at once, for it takes no jobs; a gateway does.")
+        raise ProtocolError(f"{response.url} answered at once, because it takes no jobs; submit them to a gateway.")
     try:
         return str(orjson.loads(response.content)["request_id"])
     except (orjson.JSONDecodeError, KeyError, TypeError) as error:
