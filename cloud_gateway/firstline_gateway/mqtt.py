@@ -33,7 +33,7 @@ from firstline_core.errors import (
 from firstline_core.protocol import mqtt_messages
 from firstline_core.protocol.data_plane import DataPlane
 from firstline_core.protocol.enrolment import device_principal
-from firstline_core.protocol.http import run_decoder
+from firstline_core.protocol.http import class_labels, run_decoder
 from firstline_core.protocol.mqtt import MqttClient
 from firstline_core.protocol.oip import Origin
 from firstline_core.storage.secrets import read_secret
@@ -125,6 +125,9 @@ class MqttConsumer:
         except (ProtocolError, ConfigError) as fault:
             self._drop(message, fault)
             return
+        if message.retain:  # a broker sends it again for each new subscription, also for a shared one (Mosquitto 2.0)
+            self._drop(message, RequestError("The broker retained this request; publish requests without retain."))
+            return
         try:
             await self.admit(device)
         except FirstlineError as refusal:
@@ -179,11 +182,13 @@ class MqttConsumer:
             if request.deadline_s is not None:
                 left_s = math.ceil(request.deadline_s - self.clock.monotonic_s())
                 expiry_s = min(max(1, left_s), mqtt_messages.EXPIRY_MAX_S)
+            response = await self.plane.infer(request)
             return (
                 mqtt_messages.response_publication(
                     request,
-                    await self.plane.infer(request),
+                    response,
                     topic=response_topic,
+                    labels=class_labels(self.plane, request, response),
                     correlation_data=message.correlation_data,
                     expiry_s=expiry_s,
                 ),

@@ -25,7 +25,7 @@ from firstline_core import errors
 from firstline_core.protocol import mqtt_messages
 from firstline_core.protocol.mqtt_messages import Publication
 from firstline_core.telemetry.trace import received
-from firstline_core.types import InferRequest, Tensor
+from firstline_core.types import InferRequest, RequestedOutput, Tensor
 from firstline_gateway.app import Gateway
 from firstline_gateway.executors.local import LocalExecutor
 
@@ -82,6 +82,30 @@ async def test_a_deadline_beyond_the_longest_expiry_is_answered(mosquitto: Broke
         answer = await device.message_to(far)
     assert mqtt_messages.read_response(answer).answer is not None
     assert answer.expiry_s == mqtt_messages.EXPIRY_MAX_S
+
+
+async def test_requested_classes_have_the_labels_of_the_model(mosquitto: Broker, tmp_path: Path) -> None:
+    asked = request_of(outputs=(RequestedOutput("probabilities", classification=1),))
+    async with gateway_at(mosquitto, tmp_path), device_at(mosquitto, "press-7") as device:
+        answer = await device.message_to(device.publication(asked))
+    (found,) = mqtt_messages.read_response(answer).output("probabilities").flat
+    _, index, label = found.decode().split(":")
+    assert digits_repository().resolve("digits", "").manifest.labels[int(index)] == label
+
+
+async def test_a_retained_request_is_not_run_after_a_restart(mosquitto: Broker, tmp_path: Path) -> None:
+    async with gateway_at(mosquitto, tmp_path), device_at(mosquitto, "press-7") as device:
+        asked = device.publication(request_of(), retain=True)
+        await device.ask(asked)
+    try:
+        async with gateway_at(mosquitto, tmp_path) as gateway, device_at(mosquitto, "press-7") as device:
+            await device.infer(request_of())
+            await until(lambda: counted(gateway, 'firstline_gateway_errors_total{code="invalid_request"}') == 1)
+            assert counted(gateway, ANSWERED) == 1
+            assert device.got.empty()
+    finally:
+        async with device_at(mosquitto, "press-7") as device:
+            await device.client.publish(replace(asked, payload=b""))  # deletes it
 
 
 @pytest.mark.parametrize("binary", [True, False])

@@ -19,7 +19,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -438,15 +438,24 @@ def response_publication(
     response: InferResponse,
     *,
     topic: str,
+    labels: Sequence[str] = (),
     correlation_data: bytes = b"",
     expiry_s: int | None = None,
 ) -> Publication:
     """Returns an answer to publish, never retained.
 
+    Args:
+        request: the answered request.
+        response: to encode.
+        topic: response topic.
+        labels: names of the model's classes, for outputs requested as classes.
+        correlation_data: of the request.
+        expiry_s: seconds after which the broker drops it; None for never.
+
     Raises:
         InvalidTensorError: a requested output does not exist.
     """
-    encoded = encode_response(request, response)
+    encoded = encode_response(request, response, labels)
     properties = {STATUS: OK} | _properties(encoded, request.trace)
     return Publication(topic, encoded.body, properties, correlation_data=correlation_data, expiry_s=expiry_s)
 
