@@ -17,7 +17,6 @@ from msgspec.structs import replace
 
 from firstline_core.clock import SYSTEM_CLOCK, Clock
 from firstline_core.errors import (
-    BY_CODE,
     CapacityError,
     ConfigError,
     FirstlineError,
@@ -29,7 +28,7 @@ from firstline_core.errors import (
     RequestError,
     UnauthorizedError,
 )
-from firstline_core.protocol.http import error_from, header_length, headers_for
+from firstline_core.protocol.http import error_from, header_length, headers_for, is_own_error
 from firstline_core.protocol.http_client import SHORTEST_IDLE_S, ClientSettings, HttpClient, HttpReply, untrusted
 from firstline_core.protocol.limits import DEFAULT_LIMITS, Limits
 from firstline_core.protocol.oip import decode_response, encode_request
@@ -314,13 +313,7 @@ def _refusal(reply: HttpReply) -> FirstlineError:
     does not concern the request, and must not end a promise in the outbox. Neither must an API key with another scope:
     the operator can replace it.
     """
-    try:
-        document = orjson.loads(reply.body)
-    except orjson.JSONDecodeError:
-        document = None
-    is_gateway_error = (
-        isinstance(document, dict) and document.get("code") in BY_CODE and isinstance(document.get("error"), str)
-    )
+    is_gateway_error = is_own_error(reply.body)
     error = error_from(reply.status, reply.body if is_gateway_error else b"", reply.headers)
     if isinstance(error, ForbiddenError):
         return UnauthorizedError(error.message)

@@ -209,6 +209,18 @@ def error_from(status: int, body: bytes, headers: Mapping[str, str] | None = Non
     return (kind or _kind_of(status))(message[:_MESSAGE_CHARS], retry_after_s=retry_after_s)
 
 
+def is_own_error(body: bytes) -> bool:
+    """Returns whether the body of a reply is from `error_body`; otherwise a proxy or another server answered."""
+    try:
+        document = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return False
+    if not isinstance(document, dict):
+        return False
+    code, message = document.get("code"), document.get("error")
+    return isinstance(code, str) and code in errors.BY_CODE and isinstance(message, str)
+
+
 def _kind_of(status: int) -> type[errors.FirstlineError]:
     if status in _BY_STATUS:
         return _BY_STATUS[status]

@@ -20,15 +20,17 @@ from msgspec.structs import replace
 from firstline_core.bundle.loading import LoadedModel, load_around
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import (
+    CapacityError,
     FirstlineError,
     InferenceError,
+    LinkError,
     ModelLoadError,
     ModelMismatchError,
     ProtocolError,
     RequestError,
 )
 from firstline_core.processing.decoding import as_sent
-from firstline_core.protocol.http import error_from, header_length
+from firstline_core.protocol.http import error_from, header_length, is_own_error
 from firstline_core.protocol.http_client import HttpReply
 from firstline_core.protocol.limits import Limits
 from firstline_core.protocol.oip import Encoded, decode_response, encode_request
@@ -69,6 +71,8 @@ class RemoteModel(ABC):
         check_loads: whether `check` may load the bundle's processing, and needs a thread.
         path: of its requests.
         questions: paths whose replies show whether a server has it.
+        error_statuses: statuses of errors that concern a request also without a code of Firstline; others come from
+            a proxy.
     """
 
     batch: int | None = None
@@ -76,6 +80,7 @@ class RemoteModel(ABC):
     needs_thread = False
     check_loads = False
     questions: tuple[str, ...]
+    error_statuses: frozenset[int]
 
     def __init__(self, served: ServedModel, limits: Limits) -> None:
         self._served = served
@@ -118,7 +123,7 @@ class RemoteModel(ABC):
 
     def _response(self, reply: HttpReply, request_id: str) -> InferResponse:
         if reply.status != 200:
-            raise error_from(reply.status, reply.body[: self._limits.json_bytes], reply.headers)
+            raise self._refusal(reply)
         try:
             length = header_length(reply.headers)
         except RequestError as error:
@@ -135,6 +140,14 @@ class RemoteModel(ABC):
             )
         return response
 
+    def _refusal(self, reply: HttpReply) -> FirstlineError:
+        """Returns the error of a reply; that of a proxy does not concern the request, so it must not end a promise."""
+        body = reply.body[: self._limits.json_bytes]
+        error = error_from(reply.status, body, reply.headers)
+        if isinstance(error, CapacityError | LinkError) or reply.status in self.error_statuses or is_own_error(body):
+            return error
+        return ProtocolError(f"HTTP status {reply.status} does not come from an inference server: {error.message}")
+
 
 class FirstlineModel(RemoteModel):
     """A bundle that a Firstline gateway serves: it is asked as a client of this gateway would ask it.
@@ -143,6 +156,7 @@ class FirstlineModel(RemoteModel):
     """
 
     questions = ("/firstline/v1/models",)
+    error_statuses = frozenset({401, 403, 413})
 
     def check(self, replies: Mapping[str, HttpReply]) -> str:
         reply = replies[self.questions[0]]
@@ -185,6 +199,8 @@ class V2Model(RemoteModel):
 
     The first server that has it says what it takes and gives; the others must say the same.
     """
+
+    error_statuses = frozenset({400, 401, 403, 404, 409, 413, 422, 500})
 
     def __init__(self, served: ServedModel, options: RuntimeOptions, limits: Limits) -> None:
         super().__init__(served, limits)

@@ -214,11 +214,13 @@ class OipServer:
                 problem = self._record_model_problem(key, error.message)
             case NotReadyError():
                 problem = self._mark_away(key, f"{self.url} takes no requests: {error.message}")
-            case RequestError() | RuntimeFailure() | CapacityError():
+            case RequestError() | RuntimeFailure() | DeadlineExceededError():
+                return error
+            case CapacityError() if error.retry_after_s is not None:
                 return error
             case LinkDownError():
                 problem = self._mark_away(key, f"{self.url} is away: {error.message}.")
-            case LinkError():
+            case LinkError() | CapacityError():
                 problem = f"{self.url}: {error.message}"
             case _:
                 return InferenceError(f"{self.url} failed on this request: {error.message}")

@@ -332,8 +332,14 @@ async def test_an_error_of_the_gateway_is_raised_unchanged(
 async def test_errors_of_an_intermediary_never_end_a_promise(
     server: Server, link: HttpLink, status: int, kind: type[errors.FirstlineError]
 ) -> None:
-    for page in (b"<html>Welcome to the hotel</html>", b'{"code": "internal", "msg": "origin"}', b""):
-        server.script = always(reply(status, page, {"Location": "http://portal/"}))
+    pages = (
+        b"<html>Welcome to the hotel</html>",
+        b'{"code": "internal", "msg": "origin"}',
+        b'{"code": ["internal"]}',
+        b"",
+    )
+    for page in pages:
+        server.script = always(reply(status, page, {"Location": "http://portal/", "Connection": "close"}))
         with pytest.raises(kind) as raised:
             await link.infer(request(), 5.0)
         assert type(raised.value) is kind

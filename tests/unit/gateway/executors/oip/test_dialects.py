@@ -14,9 +14,16 @@ from support.images import by_name, encode, grey, images
 
 from firstline_core.bundle.loading import load_model
 from firstline_core.bundle.store import open_bundle
-from firstline_core.errors import InferenceError, InvalidTensorError, ModelMismatchError, ProtocolError
+from firstline_core.errors import (
+    FirstlineError,
+    InferenceError,
+    InvalidTensorError,
+    ModelMismatchError,
+    ProtocolError,
+    RequestError,
+)
 from firstline_core.processing.decoding import PreparedRows
-from firstline_core.protocol.http import headers_for
+from firstline_core.protocol.http import error_reply, headers_for
 from firstline_core.protocol.http_client import HttpReply
 from firstline_core.protocol.limits import DEFAULT_LIMITS
 from firstline_core.protocol.oip import Origin, decode_request, encode_response
@@ -24,7 +31,7 @@ from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.types import PROBABILITIES, Array, InferRequest, InferResponse, Tensor
 from firstline_gateway.executors.dispatch.dispatcher import is_executor_fault
 from firstline_gateway.executors.local import run_batch
-from firstline_gateway.executors.oip.dialects import FirstlineModel, V2Model
+from firstline_gateway.executors.oip.dialects import FirstlineModel, RemoteModel, V2Model
 from firstline_gateway.models.folder import ModelsFolder
 from firstline_gateway.models.repository import ServedModel
 
@@ -141,6 +148,32 @@ def test_another_models_answer_is_an_error(
 ) -> None:
     with pytest.raises(error, match=said):
         made(served).read(reply(np.zeros((1, 10), np.float32), **answer), "r", ROW)
+
+
+def of_either_dialect(served: ServedModel) -> list[RemoteModel]:
+    return [made(served), FirstlineModel(served, DEFAULT_LIMITS)]
+
+
+@pytest.mark.parametrize("status", [301, 405, 418, 431, 511])
+def test_the_status_of_a_proxy_is_not_about_the_request(served: ServedModel, status: int) -> None:
+    for model in of_either_dialect(served):
+        with pytest.raises(ProtocolError, match=f"status {status}"):
+            model.read(HttpReply(status, {}, b"<html>"), "r", ROW)
+
+
+@pytest.mark.parametrize(("status", "error"), [(400, RequestError), (500, FirstlineError)])
+def test_only_other_servers_fail_without_a_code(served: ServedModel, status: int, error: type[FirstlineError]) -> None:
+    failed = HttpReply(status, {}, b'{"error": "The shape is wrong."}')
+    for model, kind in zip(of_either_dialect(served), (error, ProtocolError), strict=True):
+        with pytest.raises(FirstlineError, match="The shape is wrong") as raised:
+            model.read(failed, "r", ROW)
+        assert type(raised.value) is kind
+
+
+def test_a_gateway_refuses_a_request_with_a_code(served: ServedModel) -> None:
+    refused = error_reply(InvalidTensorError("A row is negative."))
+    with pytest.raises(InvalidTensorError, match="negative"):
+        FirstlineModel(served, DEFAULT_LIMITS).read(HttpReply(refused.status, {}, refused.body), "r", ROW)
 
 
 def test_a_missing_version_in_the_answer_is_the_requested_one(served: ServedModel) -> None:

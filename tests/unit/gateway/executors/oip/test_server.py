@@ -371,6 +371,15 @@ async def test_a_refused_token_is_the_operators_error_and_not_the_callers() -> N
         assert "There is no valid key." in outcome.message
 
 
+async def test_a_refusal_without_a_retry_time_is_not_passed_on() -> None:
+    async with site(1) as far:
+        far.servers[0].error = errors.RateLimitedError("The gateway's key sends too much.")
+        (outcome,) = await far.ask((0.5,))
+        assert isinstance(outcome, errors.EngineUnavailableError)
+        assert outcome.retry_after_s is not None
+        assert "sends too much" in outcome.message
+
+
 async def test_a_busy_server_is_avoided_and_all_busy_gives_a_retry_time() -> None:
     async with site(2) as far:
         far.servers[0].error = errors.QueueFullError("9 requests wait; come back later.", retry_after_s=3)
