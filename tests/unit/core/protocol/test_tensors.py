@@ -22,6 +22,8 @@ from firstline_core.types import DATATYPES, Tensor
         ("INT32", [1.0], "whole numbers"),
         ("INT32", [True], "whole numbers"),
         ("FP32", [True], "FP32 takes numbers"),
+        ("FP32", [1.0, 0, 0.5, False], "false at element 3; FP32 takes numbers"),
+        ("FP32", [1.0, None], "null at element 1; FP32 takes numbers"),
         ("FP32", ["1"], "FP32 takes numbers"),
         ("FP32", [1, 1e39], "1e\\+39 at element 1.*out of FP32's range"),
         ("FP16", [65520], "out of FP16's range"),
@@ -33,6 +35,11 @@ from firstline_core.types import DATATYPES, Tensor
 def test_a_value_that_does_not_fit_is_named(datatype: str, values: list[Any], says: str) -> None:
     with pytest.raises(InvalidTensorError, match=f"^Input 'x'.*{says}"):
         from_json("Input 'x'", datatype, (len(values),), values)
+
+
+def test_whole_numbers_and_no_numbers_become_floats() -> None:
+    assert from_json("x", "FP64", (3,), [1, 2.5, 2**63]).tolist() == [1.0, 2.5, 2.0**63]
+    assert from_json("x", "FP32", (1, 0), []).shape == (1, 0)
 
 
 @pytest.mark.parametrize("datatype", [name for name, dtype in DATATYPES.items() if dtype.kind in "iu"])
