@@ -434,7 +434,7 @@ class RowAnswer(Struct, frozen=True):
     model_digest: str
 
 
-class Answer(Struct, frozen=True):
+class Answer(Struct, frozen=True, omit_defaults=True):
     """The metadata of every answer. For several rows it is the summary; `rows` has each.
 
     Args:

@@ -124,18 +124,22 @@ class OverloadGuard:
             self._begin_period(now_s)
         self._sent[client] += 1
         self._sent_in_all += 1
-        if self._held_until_s.get(client, now_s) <= now_s:
-            sent = self._sent_in_all
-            sends_often = sent > self._READ_PER_S and self._sent[client] * len(self._sent) >= sent
-            if not (sends_often and self.in_progress >= self._READ_TOGETHER and self.is_behind):
-                self.in_progress += 1
-                return False
-        self._on_refused()
-        return True
+        is_held = self._held_until_s.get(client, now_s) > now_s
+        is_overloaded = self.in_progress >= self._READ_TOGETHER and self.is_behind
+        if is_held or (is_overloaded and self._sends_often(client)):
+            self._on_refused()
+            return True
+        self.in_progress += 1
+        return False
 
     def ended(self) -> None:
         """Notes the end of a request that was not refused unread."""
         self.in_progress -= 1
+
+    def _sends_often(self, client: int) -> bool:
+        """Returns whether a client sends at least as often as the average; while few requests come, no client does."""
+        sent = self._sent_in_all
+        return sent > self._READ_PER_S and self._sent[client] * len(self._sent) >= sent
 
     def _begin_period(self, now_s: float) -> None:
         self._period_start_s = now_s

@@ -20,22 +20,16 @@ from firstline_core.types import Answer, ContractNotice
 _NOTICE = ContractNotice.__struct_encode_fields__
 _NESTED = ("attempts", "rows")
 _UNKNOWN: dict[str, Any] = {"confidence": None}
-_OPTIONAL = ("confidence", "changed", "contract")
 
 
 def to_dict(answer: Answer) -> dict[str, Any]:
     """Returns the answer as JSON values, without unknown or empty fields."""
     record: dict[str, Any] = to_builtins(answer)
-    for name in _OPTIONAL:
-        if record[name] is None:
-            del record[name]
-    record["attempts"] = list(record["attempts"])
+    if answer.confidence is None:
+        del record["confidence"]
+    record["attempts"] = list(record.get("attempts", ()))
     if answer.rows:
         record["rows"] = [{key: value for key, value in row.items() if value is not None} for row in record["rows"]]
-    else:
-        del record["rows"]
-    if not answer.refusal:
-        del record["refusal"]
     if answer.contract is not None:
         record |= record.pop("contract")
     return record

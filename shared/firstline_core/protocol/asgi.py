@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import socket
 import sys
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, MutableMapping, Sequence
 from functools import cached_property, lru_cache
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -21,8 +21,8 @@ from firstline_core.protocol.http import Reply, body_time_limit, check_declared_
 from firstline_core.protocol.limits import Limits
 from firstline_core.protocol.parameters import SEVERAL
 from firstline_core.protocol.tensors import shown
-from firstline_core.telemetry.trace import from_lines
-from firstline_core.types import TRACEPARENT
+from firstline_core.telemetry.trace import from_lines, received
+from firstline_core.types import TRACEPARENT, TRACESTATE, TraceContext
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -155,9 +155,14 @@ class Request:
         self.query_string: bytes = scope["query_string"]
         self.peer: tuple[str, int] | None = scope.get("client")
         self.info = request_info(scope)
-        self.trace = from_lines(lines) if TRACEPARENT in self.headers else None
+        self.trace = self._trace(lines) if TRACEPARENT in self.headers else None
         self.parameters: Mapping[str, str] = _NO_PARAMETERS
         self._receive = receive
+
+    def _trace(self, lines: Sequence[tuple[bytes, bytes]]) -> TraceContext | None:
+        if len(lines) > len(self.headers):  # a name is repeated
+            return from_lines(lines)
+        return received(self.headers[TRACEPARENT], self.headers.get(TRACESTATE, ""))
 
     @cached_property
     def query(self) -> dict[str, str]:

@@ -47,7 +47,6 @@ from firstline_core.protocol.asgi import (
     RequestInfo,
     Scope,
     age_s,
-    request_info,
 )
 from firstline_core.protocol.http import closing_response
 from firstline_core.telemetry.logs import logger
@@ -213,7 +212,7 @@ class Connection(HttpToolsProtocol):
             if cycle is not None:
                 cycle.disconnected = True
                 cycle.message_event.set()
-                request_info(cast(Scope, cycle.scope)).disconnect()
+                _info_of(cycle).disconnect()
         self.pipeline.clear()
         self.cycle = self._answering = None  # type: ignore[assignment]  # None until the first request, too
         super().connection_lost(exc)
@@ -362,7 +361,7 @@ class Connection(HttpToolsProtocol):
         task = self.loop.create_task(cycle.run_asgi(app), context=contextvars.Context())
         self.tasks.add(task)
         task.add_done_callback(self._server.ended)
-        cast(Scope, cycle.scope)["state"][STATE_KEY].task = task
+        _info_of(cycle).task = task
 
     async def _send(self, cycle: RequestResponseCycle, held: list[tuple[Message, _Head]], message: Message) -> None:
         """Sends a part of an answer. An answer with one body is written in one piece; uvicorn sends all others.
@@ -416,7 +415,7 @@ class Connection(HttpToolsProtocol):
             # It refers to the cycle: only the garbage collector would free both.
             vars(self._answering).pop("send", None)
             # Its context may refer to the request's body, and the connection keeps this cycle until the next request.
-            request_info(cast(Scope, self._answering.scope)).task = None
+            _info_of(self._answering).task = None
         if self.transport.is_closing():
             return
         self.flow.resume_reading()
@@ -481,6 +480,11 @@ class Connection(HttpToolsProtocol):
         if self._answering is None or not self._answering.response_started or self._answering.response_complete:
             self.transport.write(self._refusal)
         self.transport.close()
+
+
+def _info_of(cycle: RequestResponseCycle) -> RequestInfo:
+    info: RequestInfo = cast(Scope, cycle.scope)["state"][STATE_KEY]
+    return info
 
 
 class _LingeringTransport:

@@ -230,8 +230,11 @@ def _render_text(_logger: WrappedLogger, _method: str, event: EventDict) -> str:
     if not (head.isprintable() and _is_plain(facts, len(names)) and _PLAIN_TYPES.issuperset(map(type, event.values()))):
         event = _escaped(event)
         head, facts = _HEAD % event, " ".join([f"{name}={_quoted(event[name])}" for name in names])
-    line = f"{head} {facts}" if facts else head
-    return "\n".join([line, *(event[name].translate(_CONTROLS) for name in _BELOW if event.get(name))])
+    text = f"{head} {facts}" if facts else head
+    for name in _BELOW:
+        if event.get(name):
+            text += f"\n{event[name].translate(_CONTROLS)}"
+    return text
 
 
 @lru_cache(256)
