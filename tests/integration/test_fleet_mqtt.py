@@ -126,6 +126,22 @@ async def test_topic_that_the_broker_refuses_delays_no_other_device(
         assert gateway.metrics.registry.get_sample_value("firstline_gateway_fleet_mqtt_refused_total") >= 2
 
 
+async def test_many_refused_topics_keep_no_device_waiting(
+    start_mosquitto: Callable[..., Broker], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("firstline_gateway.fleet.broker._AT_ONCE", 1)
+    monkeypatch.setattr("firstline_gateway.fleet.broker._REFUSED_LIMIT", 2)
+    acl = "".join(f"topic {access} firstline/v1/{name}\n" for access, name in [("read", "#"), ("write", "cam-9/#")])
+    names = [f"cam-{number}" for number in range(10)]
+    async with fleet_gateway(start_mosquitto(acl=acl), tmp_path) as gateway:
+        await desire(gateway, names, lambda _, before: replace(before, models=(WANTED,)))
+
+        async def published() -> bool:
+            return [name for name, _ in await gateway.fleet.unpublished(10)] == names[:-1]
+
+        await until(published)
+
+
 async def test_late_will_does_not_mark_a_device_offline(mosquitto: Broker, tmp_path: Path) -> None:
     async with fleet_gateway(mosquitto, tmp_path) as gateway, device_at(mosquitto, "cam4") as cam:
         await say(cam, cam.topics.state, state("online", "before"), retain=True)

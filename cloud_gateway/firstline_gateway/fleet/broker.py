@@ -7,7 +7,7 @@ messages only to subscriptions that are not shared, and a gateway needs them aft
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated
@@ -24,7 +24,7 @@ from firstline_core.errors import (
     UnauthorizedError,
 )
 from firstline_core.fleet.telemetry import Telemetry
-from firstline_core.fleet.twin import LIMIT_BYTES, Reported, read_document
+from firstline_core.fleet.twin import LIMIT_BYTES, Desired, Reported, read_document
 from firstline_core.protocol.mqtt import MqttClient
 from firstline_core.protocol.mqtt_messages import Message, MqttSettings, Publication, Topics
 from firstline_core.telemetry.logs import logger
@@ -34,7 +34,7 @@ from firstline_gateway.fleet.fleet import Fleet
 
 _LEAVES = ("state", "reported", "telemetry")
 _AT_ONCE = 256
-# A broker that refuses as many topics in one round refuses all: the others wait for the next round.
+# A broker that refuses as many topics in one round may refuse all: the next round continues with the others.
 _REFUSED_LIMIT = 1000
 # Longest delay until desired documents of another replica are published.
 _LOOK_S = 2.0
@@ -78,7 +78,8 @@ class FleetBroker:
             "1 while the fleet's connection to the broker is established.",
             lambda: float(self._client.connected),
         )
-        self._refused: set[str] = set()
+        self._refused: set[str] = set()  # devices whose topics the broker refused the last time
+        self._after = ""  # the device behind which the next round continues; "" to begin with the oldest document
         self._refusals = self.metrics.counter(
             "fleet_mqtt_refused_total", "Desired documents that the broker refused; each is sent again."
         )
@@ -130,24 +131,20 @@ class FleetBroker:
             CapacityError: the store refuses.
             LinkError: the connection is lost.
         """
-        if self._client.connected:
-            refused: set[str] = set()
-            while await self._publish_some(refused) and len(refused) < _REFUSED_LIMIT:
-                pass
-            self._refused = refused
+        refused, more = 0, self._client.connected
+        while more and refused < _REFUSED_LIMIT:
+            due = await self.fleet.unpublished(_AT_ONCE, self._after)
+            some = await self._publish_some(due)
+            refused += len(some)
+            more = len(due) == _AT_ONCE
+            if some or not more:
+                self._after = some[-1] if more else ""
 
-    async def _publish_some(self, refused: set[str]) -> bool:
-        """Publishes some of the due documents; returns whether there may be more.
-
-        Args:
-            refused: the devices whose topics the broker has refused in this round; those of these documents are added.
-        """
-        limit = _AT_ONCE + len(refused)
-        due = await self.fleet.unpublished(limit)
+    async def _publish_some(self, due: Sequence[tuple[str, Desired]]) -> list[str]:
+        """Publishes some of the due documents; returns the devices whose topics the broker refused, in their order."""
         done: dict[str, int] = {}
+        refused: list[str] = []
         for device, desired in due:
-            if device in refused:
-                continue
             try:
                 topic = Topics(device, self.prefix).desired
                 await self._client.publish(Publication(topic, msgspec.json.encode(desired), retain=True))
@@ -155,13 +152,14 @@ class FleetBroker:
                 log.error("device name not usable over MQTT", device=ascii(device), error=error.message)
             except PayloadTooLargeError as error:  # the documents of other devices must not wait for this one
                 log.error("desired state not taken by the broker", device=device, error=error.message)
-            except (UnauthorizedError, ProtocolError) as error:  # of this topic; the next round tries it again
-                refused.add(device)
+            except (UnauthorizedError, ProtocolError) as error:  # of this topic; a later round tries it again
+                refused.append(device)
                 self._refusals.inc()
                 if device not in self._refused:
                     log.error("desired state refused by the broker", device=device, error=error.message)
                 continue
             done[device] = desired.revision
+        self._refused = (self._refused | set(refused)) - done.keys()
         if done:
             await self.fleet.mark_published(done)
-        return len(due) == limit
+        return refused

@@ -315,11 +315,20 @@ def forget(connection: sa.Connection, name: str) -> bool:
     return connection.execute(sa.delete(DEVICES).where(_C.name == name)).rowcount > 0
 
 
-def unpublished(connection: sa.Connection, limit: int) -> list[tuple[str, Desired]]:
-    """Returns the desired documents of accepted devices that are not at the broker yet, the oldest revisions first."""
-    due = (_C.lead < _BRAKES, _C.accepted_s.is_not(None))
+def unpublished(connection: sa.Connection, limit: int, after: str = "") -> list[tuple[str, Desired]]:
+    """Returns the desired documents of accepted devices that are not at the broker yet, the oldest revisions first.
+
+    Args:
+        connection: within a transaction.
+        limit: maximum number of documents.
+        after: a device whose document is not there yet; only those behind it are returned. "" for all.
+    """
     query: sa.Select[Any] = sa.select(_C.name, _C.desired, REVISION, _BRAKE)
-    rows = connection.execute(query.where(*due).order_by(_C.lead, _C.name).limit(limit))
+    query = query.where(_C.lead < _BRAKES, _C.accepted_s.is_not(None)).order_by(_C.lead, _C.name).limit(limit)
+    lead = connection.execute(sa.select(_C.lead).where(_C.name == after)).scalar() if after else None
+    if lead is not None:
+        query = query.where(sa.tuple_(_C.lead, _C.name) > (lead, after))
+    rows = connection.execute(query)
     return [(row.name, _desired(row)) for row in rows]
 
 

@@ -244,9 +244,9 @@ class Fleet:
         log.warning("fleet braked" if brake is not None else "brake lifted", principal=by, devices=informed)
         return informed
 
-    async def unpublished(self, limit: int) -> Sequence[tuple[str, Desired]]:
-        """Returns the desired documents that are not at the broker yet."""
-        return await self.store.read(lambda on: devices.unpublished(on, limit))
+    async def unpublished(self, limit: int, after: str = "") -> Sequence[tuple[str, Desired]]:
+        """Returns the desired documents that are not at the broker yet; see `devices.unpublished`."""
+        return await self.store.read(lambda on: devices.unpublished(on, limit, after))
 
     async def mark_published(self, revisions: dict[str, int]) -> None:
         """Notes the revisions that are at the broker."""

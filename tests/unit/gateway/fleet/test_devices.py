@@ -71,6 +71,7 @@ def test_each_change_of_the_desired_document_is_a_revision(database: Database) -
         assert [(name, said.revision) for name, said in devices.unpublished(connection, 10)] == [("a", 1), ("b", 1)]
         devices.mark_published(connection, {"a": 1})
         assert [name for name, _ in devices.unpublished(connection, 10)] == ["b"]
+        assert devices.unpublished(connection, 10, "b") == []
         devices.desire(connection, ["a"], lambda _, before: replace(before, models=()))
         found = devices.find(connection, "a")
         assert found.desired == Desired(2)
