@@ -5,6 +5,7 @@ from typing import Any
 
 import httpx
 import msgspec
+import pytest
 from support.digits import digits_bundle
 from support.gateway import client_of
 from support.pools import KEY, pool_of
@@ -17,6 +18,7 @@ from firstline_core.fleet.update import UpdateState
 from firstline_gateway.app import Gateway
 from firstline_gateway.contracts import records as contract_records
 from firstline_gateway.rollouts import records
+from firstline_gateway.store import store as store_module
 
 ROLLOUTS = "/fleet/v1/rollouts"
 LIMITS = {
@@ -67,6 +69,15 @@ async def test_a_model_is_rolled_out_and_back(
     await report(cam, 3, wanted.revision, 1)
     await gateway.rollout_driver.drive()
     assert (await operator.get(one)).json()["state"] == "rolled_back"
+
+
+async def test_a_plan_of_a_large_fleet_may_take_longer_than_other_reads(
+    operator: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert (await operator.get(ROLLOUTS)).status_code == 200
+    monkeypatch.setattr(store_module, "PATIENCE_S", 0.0)
+    assert (await operator.get(ROLLOUTS)).status_code == 503
+    assert (await operator.post(f"{ROLLOUTS}/plan", json=DEFINITION)).status_code == 200
 
 
 async def test_a_repeated_request_creates_one_rollout(operator: httpx.AsyncClient) -> None:

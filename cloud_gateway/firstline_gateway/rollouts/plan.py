@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from heapq import nsmallest
 
 import numpy as np
 
@@ -14,12 +15,13 @@ from firstline_gateway.rollouts.device_progress import DeviceView, is_reachable
 from firstline_gateway.rollouts.judgement import statistics
 from firstline_gateway.rollouts.judgement.figures import BEFORE_S, FIGURES, ByClass, against_past, between, classes_of
 from firstline_gateway.rollouts.judgement.verdict import WITHOUT_AUDITS, Limit, finite
-from firstline_gateway.rollouts.rollout import Definition, Rollout, RolloutState, Stage, divide
+from firstline_gateway.rollouts.rollout import Definition, Rollout, RolloutState, Stage, divide, place
 from firstline_gateway.rollouts.step import StepTime, StepView, selected
 
 _WINDOWS_H = (1, 2, 4, 8, 24, 47)
 _FALLS_H = 23  # of which the day before is known too
 _FEWEST = 3  # devices for a meaningful standard deviation
+_SAMPLED = 2000  # devices whose past is read: a standard deviation of as many has an error of 2 %
 
 _Spreads = Mapping[int, Mapping[str, float]]
 """Known standard deviations between devices over the last hours, by hours and figure."""
@@ -48,7 +50,8 @@ def plan(
     """
     rollout = Rollout("plan", definition, RolloutState.DRAFT, "", now.wall_s, seed=0)
     devices = selected(rollout, view)
-    spreads = _spreads(definition.judged_bundle, [name for name, _ in devices], view, now)
+    sample = nsmallest(_SAMPLED, (name for name, _ in devices), key=lambda name: place(definition.places_salt, name))
+    spreads = _spreads(definition.judged_bundle, sample, view, now)
     level = definition.rules.level(len(definition.stages) + 1, statistics.LOOKS_PER_STAGE)
     stages, taken = [], set[str]()
     for number, stage in enumerate(definition.stages):
@@ -86,7 +89,7 @@ def plan(
         abort="Devices that are done keep the new version, those under way the old one. Those waiting get no offer.",
         rollback="Devices that are done or under way return to the previous version. Those waiting get no offer.",
         warnings=tuple(_warnings(definition, len(devices))),
-        audits=_audits(definition, stages[0], [name for name, _ in devices], view, level=level, now=now),
+        audits=_audits(definition, stages[0], sample, view, level=level, now=now),
         unaudited=_unaudited(definition, [view.devices[name] for name, _ in devices], has_full_model=has_full_model),
         sees=sees,
         detects=_detects(stages, definition),
@@ -165,7 +168,8 @@ def _audits(
 ) -> str:
     """Returns how many audits the first stage needs, and how many its devices make, in a sentence; "" if it needs none.
 
-    Only audits in which an event can occur count, such as those of frames with objects.
+    The rate is that of the named devices. Only audits in which an event can occur count, such as those of frames with
+    objects.
     """
     limit = definition.rules.judged.get("disagreement")
     treated = stage.devices - stage.away

@@ -35,6 +35,7 @@ if TYPE_CHECKING:  # loads python-tuf, which a gateway without a registry does n
     from firstline_gateway.registry.catalogue import ListedVersion
 
 _LOOKS = 200  # a page of them
+_PLAN_PATIENCE_S = 20.0  # a plan reads the whole fleet; clients wait for 30 s
 
 FindListed = Callable[[UpdateKind, str, int], Awaitable["ListedVersion | None"]]
 """Returns a signed model or configuration by name and version; None if it is not signed."""
@@ -229,7 +230,7 @@ class Rollouts:
             )
             return replace(planned, supersedes=supersedes)
 
-        return await self.store.read(read)
+        return await self.store.read(read, patience_s=_PLAN_PATIENCE_S)
 
     async def _check_signed(self, definition: Definition) -> None:
         """Checks that the version is signed; each device would refuse it otherwise."""

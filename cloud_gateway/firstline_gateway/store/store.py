@@ -46,8 +46,12 @@ class Readers:
         self.database = database
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="store-reader")
 
-    async def read(self, operation: Callable[[Connection], _T]) -> _T:
+    async def read(self, operation: Callable[[Connection], _T], *, patience_s: float | None = None) -> _T:
         """Runs an operation in a read transaction, and returns its result.
+
+        Args:
+            operation: reads.
+            patience_s: the longest wait for it; None for `PATIENCE_S`.
 
         Raises:
             StoreUnavailableError: the database refuses, or does not answer.
@@ -57,7 +61,7 @@ class Readers:
             with self.database.reading() as connection:
                 return operation(connection)
 
-        async with limited_wait(self.database):
+        async with limited_wait(self.database, patience_s=patience_s):
             return await asyncio.get_running_loop().run_in_executor(self._threads, run)
 
     def close(self, timeout_s: float | None = None) -> bool:
@@ -82,13 +86,9 @@ class Store(GroupWriter[Connection]):
         self.database = database
         self._readers = Readers(database)
 
-    async def read(self, operation: Callable[[Connection], _T]) -> _T:
-        """Runs an operation in a read transaction, and returns its result.
-
-        Raises:
-            StoreUnavailableError: the database refuses, or does not answer.
-        """
-        return await self._readers.read(operation)
+    async def read(self, operation: Callable[[Connection], _T], *, patience_s: float | None = None) -> _T:
+        """Runs an operation in a read transaction, and returns its result; see `Readers.read`."""
+        return await self._readers.read(operation, patience_s=patience_s)
 
     async def write(self, operation: Callable[[Connection], _T], *, apart: bool = False, key: str = "") -> _T:
         """Runs one operation in a transaction and returns its result once it is durable.
@@ -133,22 +133,27 @@ CHECK_CHANGE = "check that it runs, and whether the change was made, before you 
 
 @asynccontextmanager
 async def limited_wait(
-    database: Database, advice: str = "check that it runs, then send the request again"
+    database: Database,
+    advice: str = "check that it runs, then send the request again",
+    *,
+    patience_s: float | None = None,
 ) -> AsyncIterator[None]:
-    """Limits the wait for the database to `PATIENCE_S`; the operation may still take effect later.
+    """Limits the wait for the database; the operation may still take effect later.
 
     Args:
         database: to wait for.
         advice: ends the sentence of the error.
+        patience_s: the longest wait; None for `PATIENCE_S`.
 
     Raises:
         StoreUnavailableError: it does not answer.
     """
+    longest_s = PATIENCE_S if patience_s is None else patience_s
     try:
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(longest_s):
             yield
     except TimeoutError as error:
-        late = f"did not answer within {PATIENCE_S:g} s; {advice}."
+        late = f"did not answer within {longest_s:g} s; {advice}."
         raise StoreUnavailableError(
             f"The store {database.shown} {late}", retry_after_s=_RETRY_AFTER_S, public=f"The gateway's store {late}"
         ) from error

@@ -324,6 +324,18 @@ def test_a_plan_has_the_devices_of_each_stage_and_the_detectable_effects() -> No
     assert drift.spread is None and drift.detectable is None
 
 
+def test_a_plan_reads_the_past_of_2000_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    fleet, read = simulated_fleet(2010), set[str]()
+
+    def totals_before(names: Iterable[str], _at_s: float) -> Mapping[str, Totals]:
+        read.update(names)
+        return {}
+
+    monkeypatch.setattr(fleet, "totals_before", totals_before)
+    planned = plan(fleet.rollout.definition, fleet, None, StepTime(0.0, 1.7e9), delta=0.05, contracts=1)
+    assert planned.devices == 2010 and len(read) == 2000
+
+
 @pytest.mark.parametrize(("contracts", "most"), [(0, 0.01), (1, 0.06), (3, 0.16), (40, 1)])
 def test_a_plan_adds_the_false_alarms_of_all_contracts_of_the_version(contracts: int, most: float) -> None:
     fleet = simulated_fleet(2)
