@@ -27,6 +27,7 @@ from firstline.workbench.promises import (
     unpromised,
     usual_answer,
 )
+from firstline.workbench.quality import require_fitting_labels
 from firstline.workbench.selection import (
     BEST,
     SELECT_FRACTION,
@@ -528,6 +529,9 @@ def _select(
 ) -> Selection:
     """Makes the decisions on a part of the rows, by the losses of a contract unless others are given."""
     harm = contract == "harm"
+    if harm and evidence.truth is not None:
+        # Against wrong labels the full model is never right, so that no edge answer would do harm.
+        require_fitting_labels(evidence.edge.task, evidence.full, evidence.truth)
     selection = select(
         evidence.edge,
         evidence.losses(contract) if losses is None else losses,

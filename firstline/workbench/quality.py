@@ -13,10 +13,43 @@ from firstline_core.bundle.loading import LoadedModel, load_model
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import ConfigError, FirstlineError
 from firstline_core.runtime.select import RuntimeOptions
-from firstline_core.tasks.arrays import some_labelled
+from firstline_core.tasks.arrays import labelled_rows, some_labelled, taken
 from firstline_core.tasks.base import Task
 from firstline_core.tasks.classification import Classification
 from firstline_core.types import Arrays, Sha256
+
+_SHUFFLES = 9
+_SURELY_FITS = 0.5  # of the loss by chance; with few or rare labels, chance does as well as a smaller loss
+
+
+def require_fitting_labels(task: Task, outputs: Arrays, truth: Arrays) -> None:
+    """Refuses labels that a model meets no better than by chance, such as labels in another order.
+
+    By chance is what the same answers lose if they are shuffled among the rows. Nothing is refused if that is the same
+    in any order, as for a model with one answer to all rows.
+
+    Args:
+        task: of the model.
+        outputs: the full model's, or the only model's.
+        truth: of the same rows.
+
+    Raises:
+        ConfigError: the answers lose no less in their own order than in others.
+    """
+    known = labelled_rows(truth)
+    answers, labels = taken(outputs, known), taken(truth, known)
+    random = np.random.default_rng(0)
+    orders = [np.arange(known.sum()), *(random.permutation(known.sum()) for _ in range(_SHUFFLES))]
+    losses = [task.truth_loss({name: array[order] for name, array in answers.items()}, labels) for order in orders]
+    own, *shuffled = (float(loss.mean(dtype=np.float64)) if loss.size else 0.0 for loss in losses)
+    by_chance = float(np.mean(shuffled))
+    if own < min(shuffled) or own <= _SURELY_FITS * by_chance or max(shuffled) == min(shuffled):
+        return
+    raise ConfigError(
+        f"The full model's answers meet the data's labels no better than by chance: their mean loss is {own:.2g}, and "
+        f"{by_chance:.2g} if they are shuffled. Labels in another order, or of other rows, prove nothing: compare the "
+        "order of the bundle's labels with the data's, or use no labels."
+    )
 
 
 def quality(task: Task, outputs: Arrays, evidence: Arrays, truth: Arrays) -> float:

@@ -24,6 +24,7 @@ from firstline.workbench.pairing.settling import Settler
 from firstline.workbench.pairing.specification import BUNDLE, EDGE, FULL, PairSpec
 from firstline.workbench.pairing.surroundings import look_around, readable_image, why_unknown
 from firstline.workbench.promises import EventBound, parse_promises
+from firstline.workbench.quality import require_fitting_labels
 from firstline.workbench.recognition import Reading, Surroundings, recognise
 from firstline.workbench.selection import split_clusters
 from firstline.workbench.spec import read_recipe
@@ -168,6 +169,9 @@ def read_pair(
     operated = operate(task, trials, settled, truth, spec.tolerance)
     for sentence in operated.decided:
         show(sentence)
+    if truth is not None:
+        role, reading = list(operated.models.items())[-1]
+        require_fitting_labels(operated.task, trials[role].outputs(reading), truth)
     agreement = ""
     if len(settled) > 1:
         agreed = {role: trials[role].outputs(one) for role, one in operated.models.items()}

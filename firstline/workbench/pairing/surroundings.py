@@ -16,6 +16,7 @@ from firstline.workbench.infer import upright_image
 from firstline.workbench.model_file import ModelFile
 from firstline.workbench.pairing.specification import PairSpec
 from firstline.workbench.recognition import Surroundings, Truth, start_of, token_inputs
+from firstline.workbench.recognition.answers import ends_in_sigmoid
 from firstline.workbench.trial import most_tokens
 from firstline_core.errors import ConfigError, RequestError
 from firstline_core.processing.steps import Kind
@@ -98,6 +99,12 @@ def why_unknown(role: str, file: ModelFile, near: Surroundings) -> str:
             f"The {role} model {file.name} gives {boxes} boxes and scores of anchors, as SSD does, but not of "
             "TensorFlow's anchors. Describe the anchors in a recipe for `firstline bundle create` (step 'anchors'), or "
             "export the model with decoding and suppression inside."
+        )
+    if ends_in_sigmoid(file) and len(file.outputs) == 1 and near.truth.kind != "numbers":
+        return (
+            f"A sigmoid ends the {role} model {file.name}, so its labels do not exclude each other, and "
+            "`firstline pair` takes classifiers whose labels do. Write a recipe with `independent_labels = true` for "
+            "`firstline bundle create`, or export the model with a softmax if each input has one label."
         )
     inputs, outputs = (
         ", ".join(f"'{spec.name}' {spec.datatype} {list(spec.shape)}" for spec in specs[:4])

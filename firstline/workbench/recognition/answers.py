@@ -21,7 +21,7 @@ _REGRESSORS = {"LinearRegressor", "TreeEnsembleRegressor", "SVMRegressor"}
 _MOST_VALUES = 4096
 _UNLABELLED = 0.7  # an anomaly model without labelled data
 _OF_PIXELS = (
-    choice("scaling", "unit", "symmetric", "imagenet", "bytes", known=False),
+    choice("scaling", "unit", "symmetric", "imagenet", "bytes", "centred", known=False),
     choice("mode", "RGB", "BGR"),
     choice("geometry", "squash", "corner", "center"),
 )
@@ -42,13 +42,15 @@ def classifier(file: ModelFile, start: Start, outputs: Sequence[Output]) -> Iter
         return
     output = many[0]
     classes = math.prod(output.shape)
+    if ends_in_sigmoid(file) and not output.sums_to_one:  # labels do not exclude each other
+        return
     activation, sure, why = _activation(file, output)
     if activation and not {classes, classes - 1} & counts:
         sure, why = GUESS, f"{why}; nothing shows that they are classes: no list of labels has {classes}"
     imagenet = classes in (1000, 1001)
-    scalings = ("imagenet", "symmetric", "unit", "bytes", "caffe")
+    scalings = ("imagenet", "symmetric", "unit", "bytes", "caffe", "centred")
     if not start.inputs.channels_first:
-        scalings = ("symmetric", "unit", "bytes", "imagenet", "caffe")
+        scalings = ("symmetric", "unit", "bytes", "imagenet", "caffe", "centred")
     yield start.reading(
         f"{'softmax' if not activation else 'logits'} classifier" if of_images else f"{_kind(start)}classifier",
         "classification",
@@ -94,7 +96,7 @@ def _activation(file: ModelFile, output: Output) -> tuple[str, float, str]:
 def binary(file: ModelFile, start: Start, outputs: Sequence[Output]) -> Iterator[Reading]:
     """Yields classifiers of two labels with one output, the probability of the second."""
     single = [output for output in _flat(outputs) if math.prod(output.shape) == 1]
-    if len(single) != 1 or len(_flat(outputs)) > 1 or not _ends_in_sigmoid(file):
+    if len(single) != 1 or len(_flat(outputs)) > 1 or not ends_in_sigmoid(file):
         return
     yield start.reading(
         "binary classifier",
@@ -108,7 +110,8 @@ def binary(file: ModelFile, start: Start, outputs: Sequence[Output]) -> Iterator
     )
 
 
-def _ends_in_sigmoid(file: ModelFile) -> bool:
+def ends_in_sigmoid(file: ModelFile) -> bool:
+    """Returns whether the last operators give each output a probability of its own."""
     return any(kind.lower() in ("sigmoid", "logistic") for kind in file.operators[-2:])
 
 
@@ -127,7 +130,7 @@ def regression(file: ModelFile, start: Start, outputs: Sequence[Output]) -> Iter
         "the labels are real numbers": start.near.truth.values == count,
     }
     why = [reason for reason, holds in reasons.items() if holds]
-    if not why and (count > 1 or _ends_in_sigmoid(file)):
+    if not why and (count > 1 or ends_in_sigmoid(file)):
         return
     column = start.near.label_column
     own = column if column in start.near.columns else output.name

@@ -18,6 +18,7 @@ _SCALES: Mapping[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
     "symmetric": ((127.5,), (127.5,)),
     "imagenet": ((123.675, 116.28, 103.53), (58.395, 57.12, 57.375)),
     "caffe": ((123, 117, 104), (1,)),
+    "centred": ((127.5,), (255,)),
 }
 _MEANINGS = {
     "RGB": "colours in the order RGB",
@@ -32,6 +33,7 @@ _MEANINGS = {
     "symmetric": "pixels from -1 to 1",
     "imagenet": "pixels with ImageNet's mean and deviation",
     "caffe": "pixels from 0 to 255 less ImageNet's mean",
+    "centred": "pixels from -0.5 to 0.5",
     "raw": "numbers as they are",
     "standardize": "each row less its mean, by its deviation",
     "": "classes in the order of the labels",

@@ -156,7 +156,7 @@ def test_a_person_chooses_from_a_contact_sheet_what_nothing_tells(site: Path) ->
     assert "Look at out/contact-full-scaling.png, and repeat the command with --choose full=N (1: " in asked
     with Image.open(out / "contact-full-scaling.png") as sheet:
         assert sheet.size == (1280, 1920)
-    assert "has the numbers 1 to 5" in _run(*arguments, "--choose", "full=9", code=2).stderr
+    assert "has the numbers 1 to 6" in _run(*arguments, "--choose", "full=9", code=2).stderr
     _run(*arguments, "--choose", "full=3")
     recipe = (out / "recipe.toml").read_text()
     assert "pixels from 0 to 1: chosen from contact-full-scaling.png" in recipe
@@ -205,6 +205,32 @@ def test_models_of_columns_are_paired_on_a_table(tmp_path: Path) -> None:
     refused = _run("--edge", tmp_path / "other.onnx", *arguments, code=2)
     assert "does not fit the full model" in refused.stderr
     assert not (tmp_path / "refused" / "bundle").exists()
+
+
+def test_labels_in_another_order_than_the_models_are_refused(tmp_path: Path) -> None:
+    linear_model(tmp_path / "model.onnx", pixels=3, classes=3, softmax=True)
+    weights = np.random.default_rng(0).standard_normal((3, 3)).astype(np.float32)
+    rows = np.random.default_rng(0).normal(size=(200, 3)).round(3)
+    labels = (rows @ weights).argmax(axis=1)
+    arguments = ("--full", tmp_path / "model.onnx", "--data", tmp_path / "rows.jsonl", "--out")
+    for shift in (0, 1):
+        lines = [
+            json.dumps({"image": row, "label": (label + shift) % 3}) + "\n"
+            for row, label in zip(rows.tolist(), labels.tolist(), strict=True)
+        ]
+        (tmp_path / "rows.jsonl").write_text("".join(lines))
+        found = _run(*arguments, tmp_path / f"out{shift}", code=2 * shift)
+        assert ("meet the data's labels no better than by chance" in found.stderr) == bool(shift)
+
+
+def test_labels_that_do_not_exclude_each_other_need_a_recipe(tmp_path: Path) -> None:
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["l"]), helper.make_node("Sigmoid", ["l"], ["p"])]
+    float_graph(tmp_path / "model.onnx", nodes, {"x": ["n", 4]}, {"p": ["n", 3]}, w=np.eye(4, 3, dtype=np.float32))
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"x": [1, 2, 3, 4], "label": "a; b"}) + "\n")
+    (tmp_path / "labels.txt").write_text("a\nb\nc\n")
+    arguments = ("--data", tmp_path / "rows.jsonl", "--labels", tmp_path / "labels.txt", "--out", tmp_path / "out")
+    found = _run("--full", tmp_path / "model.onnx", *arguments, code=2).stderr
+    assert "A sigmoid ends the full model model.onnx" in found and "`independent_labels = true`" in found
 
 
 def test_models_of_one_list_of_numbers_run_with_one_row_at_a_time(tmp_path: Path) -> None:

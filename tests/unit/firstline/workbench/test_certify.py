@@ -1,5 +1,7 @@
 """`firstline certify` on bundles, tables of scores and audits, and the contracts that it proves."""
 
+import csv
+import shutil
 import sys
 from dataclasses import replace
 from functools import partial
@@ -175,6 +177,18 @@ def test_selection_rows_choose_the_score_of_the_bundle(tmp_path: Path) -> None:
     assert "void" not in _run(*again, "--out", third).stderr
     manifest = open_bundle(third).manifest
     assert [valid_certificate(manifest, model) is not None for model in manifest.edge] == [True, False, True]
+
+
+@pytest.mark.parametrize(
+    "contract", [("--loss", "harm"), ("--contract", "stream"), ("--loss", "harm", "--by", "class")]
+)
+def test_labels_in_another_order_prove_no_harm(tmp_path: Path, contract: tuple[str, ...]) -> None:
+    shutil.copy(_DIGITS / "heldout" / "images.zip", tmp_path)
+    with (_DIGITS / "heldout" / "labels.csv").open() as stream:
+        rows = [(row["file"], (int(row["label"]) + 1) % 10) for row in csv.DictReader(stream)]
+    (tmp_path / "labels.csv").write_text("file,label\n" + "".join(f"{file},{label}\n" for file, label in rows))
+    found = _run(_BUNDLE[0], "--data", tmp_path, "--epsilon", 0.05, "--delta", 0.1, *contract, code=2)
+    assert "labels no better than by chance: their mean loss is 1, and 0.9 if" in found.stderr
 
 
 def test_named_score_and_audit_bound_of_harm(tmp_path: Path) -> None:

@@ -7,10 +7,13 @@ import numpy as np
 import pytest
 
 from firstline.workbench.data.dataset import open_dataset
-from firstline.workbench.quality import qualities_on, quality
+from firstline.workbench.quality import qualities_on, quality, require_fitting_labels
 from firstline_core.bundle.store import open_bundle
 from firstline_core.errors import ConfigError
+from firstline_core.tasks.arrays import LABEL
+from firstline_core.tasks.classification import Classification
 from firstline_core.tasks.regression import VALUES, Regression
+from firstline_core.types import PROBABILITIES
 
 DIGITS = Path(__file__).parents[4] / "models/digits"
 
@@ -34,3 +37,25 @@ def test_rows_without_a_label_do_not_count_as_errors() -> None:
     assert quality(task, outputs, {}, {VALUES: truth}) == 0.5
     with pytest.raises(ConfigError, match="needs labelled rows"):
         quality(task, outputs, {}, {VALUES: np.full((3, 1), np.nan, np.float32)})
+
+
+@pytest.mark.parametrize("change", ["none", "shifted", "shuffled", "rare", "one answer"])
+def test_labels_that_answers_meet_by_chance_are_refused(change: str) -> None:
+    random = np.random.default_rng(0)
+    answers = random.integers(0, 5, 200)
+    labels = np.where(random.random(200) < 0.3, random.integers(0, 5, 200), answers)
+    labels[:20] = -1
+    if change == "shifted":
+        labels = np.where(labels < 0, labels, (labels + 1) % 5)
+    elif change == "shuffled":
+        labels = random.permutation(labels)
+    elif change == "rare":
+        answers = labels = np.array([1, *[0] * 59])
+    elif change == "one answer":
+        answers = np.zeros(200, np.int64)
+    task, outputs = Classification(tuple("abcde")), {PROBABILITIES: np.eye(5, dtype=np.float32)[answers]}
+    if not change.startswith("sh"):
+        require_fitting_labels(task, outputs, {LABEL: labels})
+        return
+    with pytest.raises(ConfigError, match="meet the data's labels no better than by chance"):
+        require_fitting_labels(task, outputs, {LABEL: labels})

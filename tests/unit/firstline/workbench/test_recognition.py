@@ -13,7 +13,7 @@ from support import detector_graphs
 from support.detector_graphs import BOX, LABEL, SIDE
 from support.sample_models import linear_model
 
-from bench.support.onnx_models import write_graph
+from bench.support.onnx_models import float_graph, write_graph
 from firstline.workbench.decodings import Trials
 from firstline.workbench.model_file import ModelFile, read_model_file, with_output_rows
 from firstline.workbench.recognition import COCO, SURE, Reading, Surroundings, Truth, recognise
@@ -123,6 +123,20 @@ def test_malformed_names_are_no_labels(tmp_path: Path, names: str) -> None:
 def test_a_classifier_is_recognised(tmp_path: Path, outputs: Any, family: str, postprocess: str) -> None:
     (found,) = read(detector_graphs.constant_outputs(tmp_path / "model.onnx", outputs))
     assert (found.family, found.task, found.postprocess, found.sure) == (family, "classification", postprocess, SURE)
+
+
+def test_a_classifier_may_take_pixels_around_zero(tmp_path: Path) -> None:
+    path = detector_graphs.constant_outputs(tmp_path / "model.onnx", {"logits": np.ones((1, 10), np.float32)})
+    (found,) = read(path)
+    scaling = next(choice for choice in found.choices if choice.field == "scaling")
+    steps = {value: found.with_value(scaling, value).preprocess for value in scaling.values}
+    assert "scale:127.5:255," in steps["centred"] and "scale:127.5:127.5," in steps["symmetric"]
+
+
+def test_labels_that_do_not_exclude_each_other_make_no_classifier(tmp_path: Path) -> None:
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["l"]), helper.make_node("Sigmoid", ["l"], ["probabilities"])]
+    shapes = {"x": ["n", 4]}, {"probabilities": ["n", 3]}
+    assert read(float_graph(tmp_path / "model.onnx", nodes, *shapes, w=np.eye(4, 3, dtype=np.float32))) == []
 
 
 @pytest.mark.parametrize(
