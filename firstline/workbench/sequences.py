@@ -1,7 +1,8 @@
-"""Signs that the samples of a data set depend on each other: names, times in names, and near-identical images."""
+"""Signs that the samples of a data set depend on each other: names, times in names, copies, near-identical images."""
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -24,6 +25,7 @@ _SIDE = 16
 _BLOCK, _BLOCKS = 25, 8
 _NEAR = 0.25  # of the usual difference of two images
 _NEAR_SHARE = 0.2
+_COPIED_SHARE = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +44,7 @@ class Sequences:
 def find_sequences(dataset: Dataset) -> Sequences | None:
     """Returns the strongest sign of dependent samples; None for data that names its clusters, and without a sign.
 
-    At most 200 images are compared, in eight blocks of neighbours by name.
+    All files are compared for copies, at most 200 images for their looks, in eight blocks of neighbours by name.
 
     Raises:
         ConfigError: a file cannot be read.
@@ -50,8 +52,8 @@ def find_sequences(dataset: Dataset) -> Sequences | None:
     if dataset.clusters or len(dataset) < 2 or dataset.media is None:
         return None
     samples = sorted(dataset.samples, key=lambda sample: _natural(sample.file))
-    signs = [sign for sign in (_by_name(samples), _by_time(samples), _by_image(dataset, samples)) if sign is not None]
-    return min(signs, key=lambda sign: sign.effective, default=None)
+    found = (_by_name(samples), _by_time(samples), _by_copy(dataset), _by_image(dataset, samples))
+    return min((sign for sign in found if sign is not None), key=lambda sign: sign.effective, default=None)
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
@@ -84,6 +86,13 @@ def _times(samples: Sequence[Sample]) -> Iterator[float]:
                 yield datetime.strptime(f"{match[1]} {match[2]} +0000", "%Y%m%d %H%M%S %z").timestamp()
             except ValueError:  # digits that are no time
                 continue
+
+
+def _by_copy(dataset: Dataset) -> Sequences | None:
+    different = len({hashlib.sha256(content).digest() for content in dataset.contents()})
+    if different > (1 - _COPIED_SHARE) * len(dataset):
+        return None
+    return Sequences("files that are copies of others", different)
 
 
 def _by_image(dataset: Dataset, samples: Sequence[Sample]) -> Sequences | None:

@@ -274,7 +274,8 @@ class Dataset:
                     raise ConfigError(f"{where} names the class '{name}', which is not one of the bundle's labels.")
                 found[position] = positions[name] if name else UNLABELLED
                 continue
-            found[position] = label = _label_of(_text(cells[sample.row]), positions, len(labels), where)
+            cell = _text(cells[sample.row])
+            found[position] = label = _label_of(cell, positions, len(labels), where, named=name in positions)
             expected = positions.get(name, label)
             if label not in (UNLABELLED, expected) and list(labels).count(name) == 1:
                 raise ConfigError(
@@ -429,13 +430,29 @@ def _seconds(cell: Any, where: str) -> float:
     return (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).timestamp()
 
 
-def _label_of(cell: str, positions: Mapping[str, int], count: int, where: str) -> int:
-    """Returns the number of a label that is given as a number, also with the decimals of a float, or by its name."""
+def _label_of(cell: str, positions: Mapping[str, int], count: int, where: str, *, named: bool = False) -> int:
+    """Returns the number of a label that is given as a number, also with the decimals of a float, or by its name.
+
+    Args:
+        cell: with the label.
+        positions: of the labels, by name.
+        count: of the labels.
+        where: place of the cell, for messages.
+        named: whether another column has the name, so that a number is never taken for a name.
+
+    Raises:
+        ConfigError: there is no such label, or it is the name of one label and the number of another.
+    """
     if cell not in positions and _WHOLE_FLOAT.fullmatch(cell):
         cell = cell.partition(".")[0]
     if cell in ("", str(UNLABELLED)) or (cell == "nan" and cell not in positions):
         return UNLABELLED
     if cell.isascii() and cell.isdigit():
+        if not named and positions.get(cell, int(cell)) != int(cell):
+            raise ConfigError(
+                f"{where} has label '{cell}', which is the name of label {positions[cell]} and the number of another; "
+                "add a column 'name' with the names."
+            )
         if int(cell) >= count:
             raise ConfigError(
                 f"{where} has label {int(cell)}, but the bundle's {count} labels are 0 to {count - 1}; correct the "

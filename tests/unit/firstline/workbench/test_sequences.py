@@ -32,6 +32,16 @@ def test_nearly_identical_neighbours_count_once(tmp_path: Path) -> None:
     assert (found.sign, found.effective) == ("neighbours by name that are nearly identical", 11)
 
 
+def test_copies_under_other_names_count_once(tmp_path: Path) -> None:
+    _folder(tmp_path / "data", [f"a{number}.png" for number in range(40)], list(range(40)))
+    for number in range(4):
+        (tmp_path / "data" / f"b{number}.png").write_bytes((tmp_path / "data" / f"a{number}.png").read_bytes())
+    assert find_sequences(open_dataset(tmp_path / "data")) == Sequences("files that are copies of others", 40)
+    for number in range(2, 4):
+        (tmp_path / "data" / f"b{number}.png").unlink()
+    assert find_sequences(open_dataset(tmp_path / "data")) is None
+
+
 @pytest.mark.parametrize(
     ("names", "expected"),
     [

@@ -161,6 +161,16 @@ def test_labels_may_be_names_or_absent(tmp_path: Path, rows: str) -> None:
     assert found[LABEL].tolist() == [1, 0, -1]
 
 
+def test_number_that_is_the_name_of_another_label_is_refused(tmp_path: Path) -> None:
+    stars = Classification(("1", "2", "3"))
+    found = open_dataset(_folder(tmp_path, "file,label\na.png,0\nb.png,1\n", {}))
+    with pytest.raises(ConfigError, match=r"labels\.csv:3 has label '1', which is the name of label 0 and the number"):
+        found.truth(stars)
+    assert found.required_truth(Classification(("0", "1", "2")))[LABEL].tolist() == [0, 1]
+    (tmp_path / "labels.csv").write_text("file,label,name\na.png,0,1\nb.png,1,2\n")
+    assert open_dataset(tmp_path).required_truth(stars)[LABEL].tolist() == [0, 1]
+
+
 def test_column_of_names_alone_labels_the_data(tmp_path: Path) -> None:
     found = open_dataset(_folder(tmp_path, "file,name\na.png,dog\nb.png,cat\n", {}))
     assert found.required_truth(Classification(("cat", "dog")))[LABEL].tolist() == [1, 0]
