@@ -44,7 +44,7 @@ _CONFIDENT = 0.4  # score from which a detection counts as confident
 _MOST_OBJECTS = 40  # confident detections that an image may plausibly have
 _OVERLAP = 0.5
 
-_ONLY_OTHERS_TELL = ("scaling", "decoder", "rate", "standardized")
+_ONLY_OTHERS_TELL = ("scaling", "decoder", "rate", "standardized", "class_map")
 _CLEAR, _CLEAR_AGAINST_CONVENTION = 2.5, 4.0
 """Standard errors by which a decoding has to be better than the preferred one to replace it."""
 _ALIKE = 0.03
@@ -73,7 +73,7 @@ class Trials:
         budget_s: float = BUDGET_S,
     ) -> None:
         self.task = task
-        self._options, self._runtime = options, runtime_of(file)
+        self._file, self._options, self._runtime = file, options, runtime_of(file)
         # The bundle of a trial is the model's folder; other files of its steps may be in folders above.
         self._folder = file.absolute().parent
         self._artefact = self._artefact_of(file)
@@ -120,7 +120,7 @@ class Trials:
 
     def _model(self, reading: Reading) -> Model:
         return Model(
-            id="model",
+            id=self._file.name,
             artefact=self._artefact,
             runtime=self._runtime,
             precision="",

@@ -272,9 +272,11 @@ class Dataset:
             if cells is None:
                 if name and name not in positions:
                     raise ConfigError(f"{where} names the class '{name}', which is not one of the bundle's labels.")
+                _refuse_shared(name, labels, where)
                 found[position] = positions[name] if name else UNLABELLED
                 continue
             cell = _text(cells[sample.row])
+            _refuse_shared(cell, labels, where)
             found[position] = label = _label_of(cell, positions, len(labels), where, named=name in positions)
             expected = positions.get(name, label)
             if label not in (UNLABELLED, expected) and list(labels).count(name) == 1:
@@ -300,6 +302,7 @@ class Dataset:
         found = np.zeros((len(self.samples), len(labels)), np.bool_)
         for position, sample in enumerate(self.samples):
             for part in filter(None, map(str.strip, _text(cells[sample.row]).split(";"))):
+                _refuse_shared(part, labels, self.table.where(sample.row))
                 label = _label_of(part, positions, len(labels), self.table.where(sample.row))
                 if label != UNLABELLED:
                     found[position, label] = True
@@ -428,6 +431,12 @@ def _seconds(cell: Any, where: str) -> float:
     except ValueError:
         raise ConfigError(f"{where} has the time '{cell}'; give seconds, or a date and time in ISO 8601.") from None
     return (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).timestamp()
+
+
+def _refuse_shared(name: str, labels: Sequence[str], where: str) -> None:
+    """Raises ConfigError if several labels have a name."""
+    if name in labels and (count := list(labels).count(name)) > 1:
+        raise ConfigError(f"{where} names the class '{name}', and {count} labels have this name; give its number.")
 
 
 def _label_of(cell: str, positions: Mapping[str, int], count: int, where: str, *, named: bool = False) -> int:

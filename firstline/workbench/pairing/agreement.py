@@ -92,6 +92,11 @@ def _check_classifiers(edge: Arrays, full: Arrays) -> str:
     by_chance = float((np.bincount(ours, minlength=classes) * np.bincount(theirs, minlength=classes)).sum())
     by_chance /= len(ours) ** 2
     said = f"both models give the same label to {share:.0%} of the data ({by_chance:.0%} would be chance)"
+    if by_chance == 1:
+        raise ConfigError(
+            f"Both models give one and the same label to all {len(ours)} rows that are compared, which shows nothing "
+            "about the models. Give data with inputs of several labels."
+        )
     if share > by_chance + 3 * np.sqrt(max(by_chance * (1 - by_chance), 1e-4) / len(ours)):
         return said
     shifted = next((step for step in (-1, 1) if float((ours == theirs + step).mean()) > max(2 * share, 0.2)), 0)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from firstline.workbench.recognition import COCO, Reading
+from firstline.workbench.recognition import COCO, Choice, Reading
 from firstline.workbench.spec import read_labels
 from firstline_core.errors import ConfigError
 
@@ -140,7 +141,12 @@ def _detector(role: str, reading: Reading, labels: tuple[str, ...]) -> Reading:
         why = f"its {len(used)} classes become the bundle's labels by their names"
         left = tuple(choice for choice in reading.choices if choice.field != "class_map")
         return reading.noted(why, class_map="/".join(map(str, found)), choices=left)
-    if reading.classes in (0, len(labels)) or reading.class_map:
+    if reading.classes == len(labels):
+        return replace(reading, class_map="")
+    of_coco = len(labels) == len(COCO)  # whatever their spelling
+    if not reading.classes:
+        return reading if of_coco else _numbered(reading, len(labels))
+    if reading.class_map and of_coco:
         return reading
     if reading.classes in (90, 91) and labels == COCO:
         return reading.noted(f"its {reading.classes} classes are COCO's ids", class_map=f"coco{reading.classes}")
@@ -148,3 +154,14 @@ def _detector(role: str, reading: Reading, labels: tuple[str, ...]) -> Reading:
         f"The {role} model has {reading.classes} classes and there are {len(labels)} labels; give the labels of the "
         "model, one per line, with --labels FILE."
     )
+
+
+def _numbered(reading: Reading, count: int) -> Reading:
+    """Returns a detector's reading with consecutive numbers of its classes, in place of COCO's category ids."""
+    left = tuple(one for one in reading.choices if one.field != "class_map")
+    of_coco = next((one.values for one in reading.choices if one.field == "class_map"), None)
+    if of_coco is None:
+        return reading
+    from_one = "/".join(map(str, range(-1, count)))
+    values = tuple(dict.fromkeys(from_one if value == "coco91" else "" for value in of_coco))
+    return replace(reading, class_map=values[0], choices=(*left, Choice("class_map", values, known=True)))

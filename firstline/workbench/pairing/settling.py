@@ -12,7 +12,7 @@ from firstline.workbench.recognition import Choice, Reading
 from firstline_core.errors import ConfigError
 from firstline_core.types import Arrays
 
-_MATTER = ("scaling", "rate", "standardized")
+_MATTER = ("scaling", "rate", "standardized", "class_map")
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,8 @@ def ssd(file: ModelFile, image: Start, outputs: Sequence[Output]) -> Iterator[Re
     choices = [_COLOURS]
     if not file.labels:
         maps = ("coco91", "", "coco90") if one_based else ("", "coco90", "coco91")
-        choices.append(choice("class_map", *maps, known=False))
+        # TFLite's numbers leave out the background, but not COCO's unused ids.
+        choices.append(choice("class_map", *maps, known=file.runtime != "tflite"))
     scalings = ("symmetric", "unit") if tensorflow else ("unit", "imagenet")
     torchvision = not tensorflow and bool(file.without_rows)  # its detectors normalise the pixels themselves
     choices.append(choice("scaling", *scalings, known=torchvision))

@@ -16,7 +16,7 @@ class Output(NamedTuple):
         name: of the output.
         real: whether its numbers are real.
         shape: without the axis of rows; () if rows are not its first axis.
-        values: of the trial run, without the axis of rows; None without a trial run.
+        values: of the trial run, without the axis of rows; None without a trial run, or with NaN or infinity.
     """
 
     name: str
@@ -30,6 +30,8 @@ class Output(NamedTuple):
             return cls(spec.name, False, (), None)
         shape = found.shape[1:] if found is not None else spec.shape[1:]
         real = DATATYPES[spec.datatype].kind == "f"
+        if found is not None and real and not np.isfinite(found).all():
+            found = None
         return cls(spec.name, real, tuple(shape), None if found is None else found[0])
 
     def largest(self, *index: Any) -> float | None:

@@ -68,6 +68,8 @@ class Choice(NamedTuple):
     @staticmethod
     def meaning(value: str) -> str:
         """Returns a value in words."""
+        if value.startswith("-1/0"):
+            return "classes numbered from 1"
         return f"{value} samples a second" if value.isdigit() else _MEANINGS.get(value, value)
 
 

@@ -223,6 +223,16 @@ def test_labels_in_another_order_than_the_models_are_refused(tmp_path: Path) -> 
         assert ("meet the data's labels no better than by chance" in found.stderr) == bool(shift)
 
 
+def test_a_model_that_fails_on_a_row_is_named(tmp_path: Path) -> None:
+    nodes = [helper.make_node("Log", ["x"], ["l"]), helper.make_node("MatMul", ["l", "w"], ["logits"])]
+    float_graph(tmp_path / "logs.onnx", nodes, {"x": ["n", 4]}, {"logits": ["n", 3]}, w=np.eye(4, 3, dtype=np.float32))
+    (tmp_path / "rows.jsonl").write_text('{"x": [-1, 2, 3, 4]}\n' * 2)
+    (tmp_path / "labels.txt").write_text("a\nb\nc\n")
+    arguments = ("--data", tmp_path / "rows.jsonl", "--labels", tmp_path / "labels.txt", "--out", tmp_path / "out")
+    found = _run("--full", tmp_path / "logs.onnx", *arguments, code=1).stderr
+    assert "Model 'logs.onnx' gave NaN or infinity" in found and "nan to nan" not in found
+
+
 def test_labels_that_do_not_exclude_each_other_need_a_recipe(tmp_path: Path) -> None:
     nodes = [helper.make_node("MatMul", ["x", "w"], ["l"]), helper.make_node("Sigmoid", ["l"], ["p"])]
     float_graph(tmp_path / "model.onnx", nodes, {"x": ["n", 4]}, {"p": ["n", 3]}, w=np.eye(4, 3, dtype=np.float32))

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-import numpy as np
+from io import BytesIO
+from pathlib import Path
 
-from firstline.workbench.decodings import similarity
+import numpy as np
+import pytest
+from PIL import Image
+from support import detector_graphs
+
+from firstline.workbench.decodings import Trials, decide, similarity
+from firstline.workbench.model_file import read_model_file
+from firstline.workbench.recognition import COCO, Choice, recognise
+from firstline.workbench.trial import trial_outputs
+from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.tasks.arrays import LABEL
 from firstline_core.tasks.classification import Classification
-from firstline_core.types import PROBABILITIES
+from firstline_core.tasks.detection import Detection
+from firstline_core.types import PROBABILITIES, object_array
 
 
 def test_labels_do_not_favour_a_model_that_is_sure_of_everything() -> None:
@@ -25,3 +36,15 @@ def test_rows_without_a_label_do_not_count() -> None:
     )
     assert found[0] == 1
     assert np.isnan(found[1])
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_numbers_of_classes_are_not_settled_by_the_model_itself(tmp_path: Path, known: bool) -> None:
+    path, encoded = detector_graphs.tensorflow(tmp_path / "model.onnx"), BytesIO()
+    picture = Image.new("RGB", (detector_graphs.SIDE, detector_graphs.SIDE), "grey")
+    picture.save(encoded, "PNG")
+    described = read_model_file(path)
+    reading = recognise(described, trial_outputs(path, described, picture))[0]
+    trials = Trials(path, Detection(COCO), [{"image": object_array([encoded.getvalue()])}], RuntimeOptions())
+    decision = decide(trials, reading, Choice("class_map", ("", "coco90"), known))
+    assert decision.sure == known

@@ -171,6 +171,14 @@ def test_number_that_is_the_name_of_another_label_is_refused(tmp_path: Path) -> 
     assert open_dataset(tmp_path).required_truth(stars)[LABEL].tolist() == [0, 1]
 
 
+@pytest.mark.parametrize(("column", "independent"), [("label", False), ("name", False), ("label", True)])
+def test_name_of_several_labels_is_refused(tmp_path: Path, column: str, independent: bool) -> None:
+    birds = Classification(("crane", "crane", "heron"), independent=independent)
+    found = open_dataset(_folder(tmp_path, f"file,{column}\na.png,heron\nb.png,crane\n", {}))
+    with pytest.raises(ConfigError, match=r"labels\.csv:3 names the class 'crane', and 2 labels have this name"):
+        found.truth(birds)
+
+
 def test_column_of_names_alone_labels_the_data(tmp_path: Path) -> None:
     found = open_dataset(_folder(tmp_path, "file,name\na.png,dog\nb.png,cat\n", {}))
     assert found.required_truth(Classification(("cat", "dog")))[LABEL].tolist() == [1, 0]

@@ -58,6 +58,13 @@ def test_a_full_model_without_any_object_is_refused() -> None:
         check_agreement(DETECTION, FULL, _boxes([], [], []), {})
 
 
+def test_one_label_for_all_rows_shows_nothing() -> None:
+    edge = {"probabilities": np.array([[0.9, 0.1], [0.8, 0.2]], np.float32)}
+    full = {"probabilities": np.array([[0.7, 0.3], [0.8, 0.2]], np.float32)}
+    with pytest.raises(ConfigError, match="one and the same label to all 2 rows"):
+        check_agreement(Classification(("a", "b")), edge, full, {})
+
+
 def test_classifiers_that_agree_by_chance_are_refused() -> None:
     labels = np.random.default_rng(0).integers(0, 10, 200)
     assert check_agreement(CLASSES, _says(labels), _says(labels), {}).startswith(

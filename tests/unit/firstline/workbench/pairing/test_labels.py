@@ -50,6 +50,25 @@ def test_detectors_of_coco_have_its_labels(classes: int, class_map: str) -> None
     assert (found.labels, found.readings["full"].class_map) == (COCO, class_map)
 
 
+@pytest.mark.parametrize(
+    ("values", "expected"), [(("coco91", "", "coco90"), ("-1/0/1/2", "")), (("", "coco90", "coco91"), ("", "-1/0/1/2"))]
+)
+def test_other_labels_than_cocos_have_consecutive_numbers(values: tuple[str, ...], expected: tuple[str, ...]) -> None:
+    ssd = _detector(class_map=values[0], choices=(Choice("class_map", values, known=False),))
+    found = label({"full": ssd}, THREE, {}).readings["full"]
+    assert (found.class_map, found.choices) == (expected[0], (Choice("class_map", expected, known=True),))
+    assert Choice.meaning("-1/0/1/2") == "classes numbered from 1"
+    respelled = (*COCO[:-1], "tooth brush")
+    assert label({"full": ssd}, respelled, {}).readings["full"] == ssd
+
+
+def test_as_many_labels_as_classes_leave_no_ids_of_coco() -> None:
+    ninety = tuple(f"class {number}" for number in range(90))
+    anchors = _detector(classes=90, class_map="coco90")
+    assert label({"full": anchors}, ninety, {}).readings["full"].class_map == ""
+    assert label({"full": anchors}, COCO, {}).readings["full"].class_map == "coco90"
+
+
 def test_a_background_class_is_dropped() -> None:
     background = ("background", *THREE)
     found = label({"edge": _classifier(classes=4, decoder="softmax"), "full": _classifier(classes=3)}, background, {})
