@@ -45,6 +45,9 @@ _MOST_OBJECTS = 40  # confident detections that an image may plausibly have
 _OVERLAP = 0.5
 
 _ONLY_OTHERS_TELL = ("scaling", "decoder", "rate", "standardized", "class_map")
+READ_ALIKE = (*_ONLY_OTHERS_TELL, "mode")
+"""Properties in which two models that are read alike may agree, although both are read wrongly."""
+
 _CLEAR, _CLEAR_AGAINST_CONVENTION = 2.5, 4.0
 """Standard errors by which a decoding has to be better than the preferred one to replace it."""
 _ALIKE = 0.03
@@ -202,10 +205,11 @@ def decide(
         if not rows:
             return DecodingDecision(choice, choice.values[0], sure=False, why="no way of decoding fits the model")
         decision = _compared(choice, rows, judge)
-        # A wrong range or activation can make a model surer than the right one, and two models may agree in any way in
-        # which both are read alike.
-        unsettled = judge == "the model itself" or (judge == "the other model" and len(others) > 1 and _even(decision))
-        if unsettled and choice.field in _ONLY_OTHERS_TELL and not choice.known:
+        # A wrong range or activation can make a model surer than the right one.
+        unsettled = judge == "the model itself" and choice.field in _ONLY_OTHERS_TELL
+        if judge == "the other model" and len(others) > 1 and choice.field in READ_ALIKE:
+            unsettled = _even(decision)
+        if unsettled and not choice.known:
             decision = replace(
                 decision, sure=False, why=f"only the data's labels or a settled model could tell: {decision.why}"
             )

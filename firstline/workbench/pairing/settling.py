@@ -6,13 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from firstline.workbench.decodings import DecodingDecision, Trials, decide
+from firstline.workbench.decodings import READ_ALIKE, DecodingDecision, Trials, decide
 from firstline.workbench.pairing.contact_sheet import write_contact_sheet
 from firstline.workbench.recognition import Choice, Reading
 from firstline_core.errors import ConfigError
 from firstline_core.types import Arrays
-
-_MATTER = ("scaling", "rate", "standardized", "class_map")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +84,7 @@ def _ways(reading: Reading) -> list[Reading]:
     """Returns the reading with each value of the properties that only data tell."""
     ways = [reading]
     for choice in reading.choices:
-        if choice.field in _MATTER and not choice.known:
+        if choice.field in READ_ALIKE and not choice.known:
             ways = [way.with_value(choice, value) for way in ways for value in choice.values]
     return ways
 

@@ -172,6 +172,14 @@ def test_an_image_that_cannot_be_decoded_is_named(site: Path, content: bytes | s
     assert "Remove the file from the data, or replace it." in result.stderr
 
 
+def test_colours_that_two_models_may_both_take_in_another_order_are_asked(site: Path) -> None:
+    arguments = (*_PAIR, "--labels", "labels.txt", "--data", "data/images", "--out", "out", "--choose", "full=3")
+    asked = _run(*arguments, code=2).stderr
+    assert "only the data's labels or a settled model could tell: colours in the order RGB" in in_one_line(asked)
+    _run(*arguments, "--choose", "full=2")
+    assert (site / "out" / "recipe.toml").read_text().count("decode:BGR") == 2
+
+
 def test_a_failure_after_the_models_are_known_leaves_the_bundle_as_it_was(site: Path) -> None:
     out = site / "out"
     _run(*_PAIR, *_DATA)
@@ -189,7 +197,8 @@ def test_copies_of_one_image_are_no_fault_of_the_model(site: Path) -> None:
     images = sorted((site / "data" / "images").iterdir())
     for image in images[1:]:
         image.write_bytes(images[0].read_bytes())
-    arguments = ("--labels", "labels.txt", "--data", "data/images", "--choose", "full=3", "--out", "out")
+    arguments = ("--labels", "labels.txt", "--data", "data/images", "--out", "out", "--choose", "full=3")
+    arguments = (*arguments, "--choose", "full=1")
     assert "Give data with rows that differ" in _run(*_PAIR, *arguments, code=2).stderr
 
 
