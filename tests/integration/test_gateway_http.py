@@ -19,7 +19,7 @@ from support.keys import bearer, create_key
 from support.waiting import until
 
 from firstline_core.errors import CapacityError, QueueFullError
-from firstline_gateway.api import sockets
+from firstline_core.protocol import sockets
 from firstline_gateway.app import Gateway
 from firstline_gateway.commands.serve import run_gateway
 
@@ -232,7 +232,7 @@ async def test_second_listener_on_an_address_fails(gated: tuple[Gateway, GatedEx
     second = sockets.bind("127.0.0.1", port)
     with first, second:
         first.listen()
-        with pytest.raises(CapacityError, match=f"Cannot listen on 127.0.0.1 port {port}: Address already in use"):
+        with pytest.raises(CapacityError, match=f"127.0.0.1:{port} is in use by another program"):
             await run_gateway(gateway, second, lambda: None, lambda: gateway.settings)
     assert executor.closed
 

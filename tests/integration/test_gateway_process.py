@@ -272,9 +272,7 @@ def test_taken_port_is_one_error_line(config: Path) -> None:
         taken = run("run", "--config", config, "--port", str(port))
     assert taken.returncode == 1
     assert taken.stdout == ""
-    assert taken.stderr.startswith(
-        f"firstline-gateway: Cannot listen on 127.0.0.1 port {port}: Address already in use;"
-    )
+    assert taken.stderr.startswith(f"firstline-gateway: 127.0.0.1:{port} is in use by another program; stop it, or ")
     assert taken.stderr.count("\n") == 1
 
 

@@ -13,7 +13,7 @@ from support.raw_http import connection, exchange, head, process_of, read
 from support.waiting import wait_until
 
 from firstline_core.protocol.http_server import ServerLimits, connections_within_descriptors
-from firstline_gateway.api.sockets import raise_descriptor_limit
+from firstline_gateway.commands.serve import raise_descriptor_limit
 
 V2 = "/v2/models/digits/infer"
 LIVE, READY = "/v2/health/live", "/v2/health/ready"

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+from firstline_core.protocol import sockets
 from firstline_core.protocol.http_server import ServerLimits
 from firstline_edge.api import server
 from firstline_edge.api.access import Access, access_of
@@ -36,7 +37,7 @@ async def serving_agent(
     settings: EdgeSettings, limits: ServerLimits | None = None, access: Access | None = None
 ) -> AsyncIterator[tuple[EdgeAgent, str]]:
     """Serves as the process does, without its signals; yields the agent and its URL."""
-    with contextlib.closing(server.listen(settings.api.host, settings.api.port)) as listener:
+    with contextlib.closing(sockets.bind(settings.api.host, settings.api.port)) as listener:
         async with (
             EdgeAgent(settings) as agent,
             server.serving(
@@ -45,4 +46,4 @@ async def serving_agent(
                 limits,
             ),
         ):
-            yield agent, server.url_of(listener)
+            yield agent, sockets.url_of(listener)

@@ -29,7 +29,7 @@ _shared: list[Path] = []
 _IMPORTED = (
     *("uvloop", "ai_edge_litert.interpreter", "PIL.PngImagePlugin", "firstline_core.telemetry.tracing"),
     *("firstline_gateway.app", "firstline_gateway.commands.serve", "firstline_gateway.tables"),
-    *("firstline_gateway.api.sockets", "firstline_edge.app", "firstline_edge.cli.run", "firstline_edge.cli.status"),
+    *("firstline_core.protocol.sockets", "firstline_edge.app", "firstline_edge.cli.run", "firstline_edge.cli.status"),
     *("firstline.cli.app", "firstline.cli.bundle", "firstline.cli.rollout", "firstline.workbench.evaluate"),
     *("firstline.workbench.certify", "firstline.workbench.bundle", "firstline.client"),
     *(f"firstline_gateway.commands.{command}" for command in ("authority", "init", "keys", "run", "status")),

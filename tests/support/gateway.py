@@ -22,12 +22,12 @@ from firstline_core.clock import SYSTEM_CLOCK, Clock
 from firstline_core.errors import FirstlineError, InvalidTensorError
 from firstline_core.ids import new_request_id
 from firstline_core.processing.steps import InputSpec, ModelInput
+from firstline_core.protocol import sockets
 from firstline_core.protocol.http_server import ServerLimits
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.storage.artefact import Artefact
 from firstline_core.tasks.classification import Classification
 from firstline_core.types import PROBABILITIES, Array, Arrays, InferRequest, ModelKey, Tensor, row_count
-from firstline_gateway.api import sockets
 from firstline_gateway.app import Gateway, open_gateway
 from firstline_gateway.executors.base import Executor, Outcome
 from firstline_gateway.executors.dispatch.dispatcher import Dispatcher

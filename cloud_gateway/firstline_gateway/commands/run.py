@@ -35,10 +35,10 @@ def _serve(arguments: argparse.Namespace) -> int:
     try:
         import uvloop
 
+        from firstline_core.protocol.sockets import bind, url_of
         from firstline_core.telemetry import logs, tracing
-        from firstline_gateway.api import sockets
         from firstline_gateway.app import open_gateway
-        from firstline_gateway.commands.serve import run_gateway
+        from firstline_gateway.commands.serve import raise_descriptor_limit, run_gateway
         from firstline_gateway.store.database import used_by_one_gateway
     finally:
         gc.freeze()
@@ -48,10 +48,11 @@ def _serve(arguments: argparse.Namespace) -> int:
     settings = read()
     logs.configure(settings.log.level, settings.log.format)
     tracing.configure("firstline-gateway", settings.tracing.endpoint, settings.tracing.sample)
-    bound = sockets.bind(settings.api.host, settings.api.port)
-    url = sockets.url_of(bound, tls=settings.tls.enabled)
+    with naming_sources(arguments, flags):
+        bound = bind(settings.api.host, settings.api.port)
+    url = url_of(bound, tls=settings.tls.enabled)
     event = {"event": "ready", "url": url}
-    sockets.raise_descriptor_limit()
+    raise_descriptor_limit()
     with naming_sources(arguments, flags), used_by_one_gateway(settings.store):
         ended = uvloop.run(
             run_gateway(

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import resource
 import signal
 import socket
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from firstline_core.protocol.http_server import HttpServer, ServerLimits, connections_within_descriptors
+from firstline_core.protocol.sockets import listen
 from firstline_core.runtime.memory import keep_freed_memory
 from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.settings_reload import SettingsReload
-from firstline_gateway.api.sockets import listen
 from firstline_gateway.app import LIVE_KEYS, Gateway
 from firstline_gateway.settings.settings import Settings
 
@@ -26,8 +27,17 @@ _SERVER_STOP_S = 2
 CONNECTIONS_LIMIT = 65_536
 # Requests create no reference cycles; the default thresholds would start a collection every ten requests.
 _GC_THRESHOLDS = (10_000, 20, 20)
+_DESCRIPTORS_WANTED = 65_536
 
 log = logger(__name__)
+
+
+def raise_descriptor_limit() -> None:
+    """Raises the soft limit of file descriptors towards the hard limit; the default is meant for select(2)."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _DESCRIPTORS_WANTED if hard == resource.RLIM_INFINITY else min(hard, _DESCRIPTORS_WANTED)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 async def run_gateway(
@@ -41,7 +51,7 @@ async def run_gateway(
 
     Args:
         gateway: started and closed here.
-        bound: from `api.sockets.bind`; closed here.
+        bound: from `protocol.sockets.bind`; closed here.
         announce: called when the gateway accepts requests.
         read: reads the settings again.
 

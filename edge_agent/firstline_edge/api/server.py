@@ -15,6 +15,7 @@ from firstline_core.errors import CapacityError, ConfigError
 from firstline_core.protocol.cors import with_cors
 from firstline_core.protocol.http import BodyBudget
 from firstline_core.protocol.http_server import HttpServer, ServerLimits, connections_within_descriptors
+from firstline_core.protocol.sockets import bind, url_of
 from firstline_core.runtime.memory import keep_freed_memory, release_freed_memory
 from firstline_core.storage.files import system_reason
 from firstline_core.telemetry.logs import logger
@@ -42,7 +43,7 @@ def bound_sockets(section: ApiSection) -> Iterator[tuple[list[socket.socket], st
         CapacityError: an address is not available.
     """
     with contextlib.ExitStack() as bound:
-        listener = bound.enter_context(contextlib.closing(listen(section.host, section.port)))
+        listener = bound.enter_context(contextlib.closing(bind(section.host, section.port)))
         listeners = [listener]
         if section.socket:
             path, mode = Path(section.socket), int(section.socket_mode, 8)
@@ -99,46 +100,6 @@ def release_startup_memory() -> None:
     gc.freeze()  # objects of the start live as long as the process: later collections skip them
     release_freed_memory()
     keep_freed_memory()
-
-
-_TCP_PROBLEMS = {
-    errno.EADDRINUSE: "{} is in use by another program; stop it, or choose a port with --port (0 lets the system).",
-    errno.EACCES: "{} may not be used by this user; choose a port above 1023 with --port.",
-    errno.EADDRNOTAVAIL: "{} is not an address of this machine; correct api.host.",
-}
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """Returns a bound TCP socket.
-
-    Raises:
-        ConfigError: the host is not an address.
-        CapacityError: the port is in use or may not be bound.
-    """
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    except socket.gaierror as error:
-        raise ConfigError(
-            f"api.host is '{host}', which is not known; check the host name, or name an address of this machine, "
-            "such as 127.0.0.1."
-        ) from error
-    listener = socket.socket(family, kind, protocol)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-    except OSError as error:
-        listener.close()
-        raise CapacityError(
-            _TCP_PROBLEMS.get(error.errno or 0, "{} cannot be used: {}.").format(f"{host}:{port}", system_reason(error))
-        ) from error
-    return listener
-
-
-def url_of(listener: socket.socket) -> str:
-    """Returns the URL at which a client on this machine reaches the socket."""
-    host, port = listener.getsockname()[:2]
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 (a look-up, not a bind)
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 _UNIX_PROBLEMS = {

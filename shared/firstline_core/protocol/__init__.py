@@ -15,6 +15,7 @@ V2 messages
 HTTP
     http             errors and statuses, headers, bodies and replies, independent of a web framework
     http_server      the server of both tiers, on uvicorn
+    sockets          bound addresses, and the errors of those that cannot be had
     cors             calls from web pages of listed origins
     asgi             requests, their arrival and sender, and replies of an ASGI application
     openapi          descriptions of routes

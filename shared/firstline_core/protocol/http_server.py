@@ -49,9 +49,9 @@ from firstline_core.protocol.asgi import (
     age_s,
 )
 from firstline_core.protocol.http import closing_response
+from firstline_core.protocol.sockets import listen
 from firstline_core.telemetry.logs import logger
 
-_BACKLOG = 2048
 _ACCEPTED_PER_TURN = 64
 _ACCEPT_RETRY_S = 1.0
 _CANCELLED_S = 1.0
@@ -581,10 +581,13 @@ class HttpServer:
         """Accepts connections from now on, on sockets that are bound.
 
         The server makes the handshakes itself, because asyncio's own hides a connection until its handshake has ended.
+
+        Raises:
+            CapacityError: another process began to listen on an address first.
         """
         for listener in listeners:
             listener.setblocking(False)
-            listener.listen(_BACKLOG)
+            listen(listener)
             self._listeners.append(listener)
         self._start_accepting()
 
