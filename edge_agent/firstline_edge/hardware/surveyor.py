@@ -1,4 +1,4 @@
-"""The hardware catalogue: described at once, measured once in the background, stored until the hardware changes."""
+"""The hardware catalogue: described at once, its engines tried in the background, stored until the hardware changes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Surveyor:
         tree: the kernel's files.
         folder: the state directory, which stores the catalogue, and whose disk is described.
         clock: the agent's clock.
-        measures: whether to measure; otherwise only files are read.
+        measures: whether to try the engines; otherwise only files are read.
         on_change: called when the catalogue changes.
 
     Attributes:
@@ -46,7 +46,7 @@ class Surveyor:
     catalogue: Catalogue | None = field(default=None, init=False)
 
     async def run(self) -> None:
-        """Describes and measures the device, then returns."""
+        """Describes the device and tries its engines, then returns."""
         refused = False
         while True:
             try:
