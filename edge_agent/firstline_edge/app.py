@@ -331,7 +331,7 @@ class EdgeAgent:
             spending=spending,
         )
         self.router = TierRouter(
-            min_threshold=settings.policy.min_threshold, chosen=policy, certificates=self.certificates
+            min_threshold=settings.policy.min_threshold, chosen=policy, certificates=self.certificates, clock=clock
         )
         self.live_settings = LiveSettings(self.router, self.certificates, self.auditor, spending)
         self.client = CloudClient(

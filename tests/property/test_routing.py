@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
 from firstline_core.errors import RequestError
-from firstline_core.routing.policy import CERTIFIED, RowEvidence, TierDecision, before
+from firstline_core.routing.policy import CERTIFIED, PolicyState, RowEvidence, TierDecision, before
 from firstline_core.tasks.classification import score, temper
 from firstline_core.types import Privacy, Reason, Route, Tier
 
@@ -86,8 +86,8 @@ EVIDENCE = st.fixed_dictionaries(
 
 
 def by_score(found: float, threshold: float) -> TierDecision:
-    evidence = RowEvidence(found, 0.0, threshold, has_certificate=False)
-    return CERTIFIED.decide(evidence)
+    evidence = RowEvidence(found, 0.0, threshold, has_certificate=False, outputs={}, now_s=0.0)
+    return CERTIFIED.decide(evidence, PolicyState())
 
 
 @given(EVIDENCE, st.floats(), st.floats())

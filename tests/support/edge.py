@@ -276,7 +276,9 @@ class Scene:
                 certifies=chosen.certifies,
                 spending=self.budgets,
             )
-        self.router = TierRouter(min_threshold=min_threshold, chosen=chosen, certificates=self.certificates)
+        self.router = TierRouter(
+            min_threshold=min_threshold, chosen=chosen, clock=clock, certificates=self.certificates
+        )
         self.gateway = CloudClient(
             self.cloud,
             self.cache,

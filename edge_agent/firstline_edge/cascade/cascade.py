@@ -15,13 +15,14 @@ The cascade knows no transport, no file format and no metric.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from firstline_core.bundle.loading import declared_inputs
 from firstline_core.bundle.manifest import Manifest
-from firstline_core.clock import Clock
+from firstline_core.clock import SYSTEM_CLOCK, Clock
 from firstline_core.errors import (
     DeadlineExceededError,
     FirstlineError,
@@ -34,7 +35,7 @@ from firstline_core.errors import (
 from firstline_core.processing.decoding import FileDecoding, is_light
 from firstline_core.processing.image_header import NO_COST
 from firstline_core.routing import policy
-from firstline_core.routing.policy import CERTIFIED, Policy, RowEvidence, TierDecision
+from firstline_core.routing.policy import CERTIFIED, Policy, PolicyState, RowEvidence, TierDecision
 from firstline_core.types import InferResponse, Privacy, Reason, Tier, take_rows
 from firstline_edge.adaptation.variants import VariantChooser
 from firstline_edge.audits.auditor import Auditor
@@ -435,6 +436,7 @@ class TierRouter:
     Args:
         min_threshold: raises a bundle's threshold, never lowers it.
         chosen: the policy that decides.
+        clock: for policies that look at the time.
         certificates: their states in the field; None if there are no audits.
     """
 
@@ -443,15 +445,20 @@ class TierRouter:
         *,
         min_threshold: float,
         chosen: Policy = CERTIFIED,
+        clock: Clock = SYSTEM_CLOCK,
         certificates: CertificateStates | None = None,
     ) -> None:
         self._min_threshold = min_threshold
         self.policy = chosen
+        self._clock = clock
         self._terms: dict[tuple[str, str | None], AcceptanceTerms] = {}  # by the evidence's digest, and by group
+        self._states: defaultdict[str, PolicyState] = defaultdict(PolicyState)  # by the digest of the evidence
         self._certificates = certificates
 
     def adopt(self, chosen: Policy, min_threshold: float) -> None:
         """Replaces the policy and the least threshold from the next row on."""
+        if chosen.kind != self.policy.kind:
+            self._states.clear()
         self.policy, self._min_threshold = chosen, min_threshold
         self._terms.clear()
 
@@ -465,12 +472,22 @@ class TierRouter:
         return self.terms(model, group).threshold
 
     def decide(self, model: DeviceModel, row: Row, terms: AcceptanceTerms) -> TierDecision:
-        """Returns the policy's decision by the row's edge output; a row without one goes to the full model."""
+        """Returns the policy's decision by the row's edge output; a row without one goes to the full model.
+
+        A policy with a state, such as a rate of escalations, counts the decision.
+        """
         edge, output = model.edge, row.edge
         if output is None or edge is None:
             return _TOO_HEAVY
-        evidence = RowEvidence(row.score, output.value, terms.threshold, edge.certificate is not None)
-        return self.policy.decide(evidence)
+        evidence = RowEvidence(
+            row.score,
+            output.value,
+            terms.threshold,
+            edge.certificate is not None,
+            output.outputs,
+            self._clock.monotonic_s(),
+        )
+        return self.policy.decide(evidence, self._states[edge.digest])
 
     def uncertified(self, model: DeviceModel) -> str:
         """Returns why answers of this model are not certified, as part of a sentence; "" if they are."""
@@ -537,7 +554,13 @@ class TierRouter:
 
 def policy_from(section: PolicySection) -> Policy:
     """Returns the policy that the settings choose, with its parameters."""
-    return policy.make_policy(section.kind, least_value=section.least_value, threshold=section.threshold)
+    parameters = {
+        "least_value": section.least_value,
+        "threshold": section.threshold_cross_entropy if section.kind == "sedna" else section.threshold,
+        "rate": section.rate,
+        "pause_s": section.min_time_between_escalations_s,
+    }
+    return policy.make_policy(section.kind, **{name: parameters[name] for name in policy.parameters_of(section.kind)})
 
 
 @dataclass(eq=False)

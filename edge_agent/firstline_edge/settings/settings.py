@@ -139,11 +139,17 @@ class CacheSection(Section, frozen=True, kw_only=True):
 class PolicySection(Section, frozen=True, kw_only=True):
     kind: PolicyKind = "certified"
     """Policy that decides which edge answers are accepted: "certified" or "value", or a baseline for comparison:
-    "threshold", "edge_only", "cloud_only". Only the first two certify answers."""
+    "threshold", "edge_only", "cloud_only", "random", "sedna", "groundlight". Only the first two certify answers."""
     least_value: Share = 0.0
     """For value: P(edge wrong and full right) below which an edge answer is accepted, however low the price."""
     threshold: float = 0.9
-    """For threshold: the score from which an edge answer is accepted, instead of the bundle's."""
+    """For threshold and groundlight: the score from which an edge answer is accepted, instead of the bundle's."""
+    rate: Share = 0.3
+    """For random: the part that is escalated."""
+    threshold_cross_entropy: float = 0.5
+    """For sedna: the certainty (one minus the entropy over its maximum) from which an edge answer is accepted."""
+    min_time_between_escalations_s: Amount = 2.0
+    """For groundlight: the pause after each escalation of a model."""
     limit_bytes: Positive = 8 * MIB
     """Largest payload that this device computes itself; a larger one is `heavy` and goes to the cloud."""
     min_threshold: float = -math.inf

@@ -49,6 +49,9 @@ class Policy(_Section, frozen=True, kw_only=True):
     kind: PolicyKind | UnsetType = UNSET
     least_value: _Share = UNSET
     threshold: float | UnsetType = UNSET
+    rate: _Share = UNSET
+    threshold_cross_entropy: float | UnsetType = UNSET
+    min_time_between_escalations_s: _Amount = UNSET
     min_threshold: float | UnsetType = UNSET
 
 

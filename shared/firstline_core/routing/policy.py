@@ -1,7 +1,8 @@
 """Which tier answers: the policies that decide by the scores of edge answers.
 
-`before` decides by the request alone, `Policy.decide` by the edge model's output. Certificates cover answers of the
-policies `certified` and `value`; the others are baselines for comparison. Budgets can override all of them.
+`before` decides by the request alone, `Policy.decide` by the edge model's output. `certified` and `value` are
+Firstline's own policies. The others are baselines, and re-implementations of other products from their published
+descriptions, for comparison on the same rows. Budgets can override all of them.
 
 A learned score is fitted by the workbench; applying it needs numpy only, so that the device needs no learning library.
 
@@ -11,9 +12,11 @@ Pure functions of evidence: links, caches and clocks are not used here.
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
+from inspect import signature
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -22,9 +25,9 @@ from numpy.typing import NDArray
 
 from firstline_core.errors import ConfigError, RequestError
 from firstline_core.routing.certificate import Certificate, Contract
-from firstline_core.types import Privacy, Reason, Route, Tier
+from firstline_core.types import PROBABILITIES, Arrays, Privacy, Reason, Route, Tier
 
-PolicyKind = Literal["certified", "value", "threshold", "edge_only", "cloud_only"]
+PolicyKind = Literal["certified", "value", "threshold", "edge_only", "cloud_only", "random", "sedna", "groundlight"]
 
 
 def auroc(scores: NDArray[np.floating], failed: NDArray[np.bool_]) -> float | None:
@@ -179,6 +182,7 @@ def covered(
 
 _ACCEPT = TierDecision(Tier.EDGE, Reason.CONFIDENT)
 _ACCEPT_BY_POLICY = TierDecision(Tier.EDGE, Reason.POLICY)
+_ACCEPT_FOR_BUDGET = TierDecision(Tier.EDGE, Reason.BUDGET)
 _ESCALATE = TierDecision(Tier.CLOUD, Reason.UNCERTAIN)
 _ESCALATE_BY_POLICY = TierDecision(Tier.CLOUD, Reason.POLICY)
 _ESCALATE_FOR_VALUE = TierDecision(Tier.CLOUD, Reason.VALUABLE, demanded=False)
@@ -192,12 +196,16 @@ class RowEvidence(Struct, eq=False):
         learned_value: P(edge wrong and full right), 0 to 1, by the bundle; None if it learned none.
         threshold: in use: certified, declared or raised.
         has_certificate: whether a valid certificate is in force; it need not cover this row.
+        outputs: of the edge model, one row.
+        now_s: monotonic.
     """
 
     score: float
     learned_value: float | None
     threshold: float
     has_certificate: bool
+    outputs: Arrays
+    now_s: float
 
     @property
     def value(self) -> float:
@@ -205,17 +213,30 @@ class RowEvidence(Struct, eq=False):
         return value_of(self.learned_value, self.score)
 
 
+@dataclass(slots=True)
+class PolicyState:
+    """The state of a policy for one model.
+
+    Args:
+        escalated_s: time of the last escalation, monotonic.
+        draws: random numbers for policies that need them.
+    """
+
+    escalated_s: float = -math.inf
+    draws: random.Random = field(default_factory=lambda: random.Random(0))  # noqa: S311 (no secret)
+
+
 class Policy(NamedTuple):
     """Decides which tier answers a row.
 
     Attributes:
         kind: its name in the settings.
-        decide: returns which tier answers a row.
+        decide: returns which tier answers a row, and updates the state.
         certifies: the contracts whose certificates cover the answers that it accepts for their score.
     """
 
     kind: PolicyKind
-    decide: Callable[[RowEvidence], TierDecision]
+    decide: Callable[[RowEvidence, PolicyState], TierDecision]
     certifies: tuple[Contract, ...]
 
     def uncertified(self, contract: Contract | None = None) -> str:
@@ -231,12 +252,12 @@ class Policy(NamedTuple):
         return ""
 
 
-def certified_policy(evidence: RowEvidence) -> TierDecision:
+def certified_policy(evidence: RowEvidence, _state: PolicyState) -> TierDecision:
     """Accepts an edge answer if and only if its score reaches the threshold in use."""
     return _ACCEPT if evidence.score >= evidence.threshold else _ESCALATE
 
 
-def value_policy(evidence: RowEvidence, *, least_value: float) -> TierDecision:
+def value_policy(evidence: RowEvidence, _state: PolicyState, *, least_value: float = 0.0) -> TierDecision:
     """Escalates rows that are worth their price, after those that the certificate's contract demands.
 
     With a certificate, rows below its threshold are escalated as by `certified`. Other rows are escalated if their
@@ -252,43 +273,120 @@ def value_policy(evidence: RowEvidence, *, least_value: float) -> TierDecision:
     return _ESCALATE_FOR_VALUE if not evidence.value < least_value else _ACCEPT
 
 
-def threshold_policy(evidence: RowEvidence, *, threshold: float) -> TierDecision:
-    """Accepts an edge answer if and only if its score reaches a configured number."""
-    return _ACCEPT if evidence.score >= threshold else _ESCALATE
+def threshold_policy(evidence: RowEvidence, _state: PolicyState, *, threshold: float | None = None) -> TierDecision:
+    """Accepts an edge answer if and only if its score reaches a configured number.
+
+    Args:
+        evidence: of the row.
+        threshold: None for the bundle's own.
+    """
+    return _ACCEPT if evidence.score >= (evidence.threshold if threshold is None else threshold) else _ESCALATE
 
 
-def edge_only(_evidence: RowEvidence) -> TierDecision:
+def edge_only(_evidence: RowEvidence, _state: PolicyState) -> TierDecision:
     """Accepts every edge answer."""
     return _ACCEPT_BY_POLICY
 
 
-def cloud_only(_evidence: RowEvidence) -> TierDecision:
+def cloud_only(_evidence: RowEvidence, _state: PolicyState) -> TierDecision:
     """Escalates every row."""
     return _ESCALATE_BY_POLICY
 
 
+def random_share(_evidence: RowEvidence, state: PolicyState, *, rate: float = 0.3) -> TierDecision:
+    """Escalates a random share of the rows.
+
+    Args:
+        state: of the policy for this model.
+        rate: probability of escalating a row.
+    """
+    return _ESCALATE_BY_POLICY if state.draws.random() < rate else _ACCEPT_BY_POLICY
+
+
+def _certainty(probabilities: NDArray[np.float32]) -> float:
+    """Returns 1 + sum(p * log p) / log(classes), with 0 log 0 = 0; NaN if a probability is outside 0 to 1."""
+    if not (probabilities.min() >= 0 and probabilities.max() <= 1):
+        return math.nan
+    positive = probabilities[probabilities > 0]
+    return 1 + float(positive @ np.log(positive)) / math.log(len(probabilities))
+
+
+def sedna(evidence: RowEvidence, _state: PolicyState, *, threshold: float = 0.5) -> TierDecision:
+    """KubeEdge Sedna's `CrossEntropy` filter, which its joint inference uses to find hard examples.
+
+    A row is hard, and escalated, if 1 + sum(p * log p) / log(classes) is below the threshold. A row with a probability
+    that is not within 0 to 1 is not hard. Sedna fails on a probability of exactly 0; here 0 log 0 is 0, its limit.
+    The filter is defined for classifiers; for other tasks the edge model's score takes the place of this sum.
+
+    From the description of `CrossEntropyFilter` in kubeedge/sedna, lib/sedna/algorithms/hard_example_mining.
+
+    Args:
+        evidence: of the row.
+        threshold: `threshold_cross_entropy` there, with its default.
+    """
+    probabilities = evidence.outputs.get(PROBABILITIES)
+    certainty = evidence.score if probabilities is None else _certainty(probabilities[0])
+    return _ESCALATE if certainty < threshold else _ACCEPT
+
+
+def groundlight(
+    evidence: RowEvidence, state: PolicyState, *, threshold: float = 0.9, pause_s: float = 2.0
+) -> TierDecision:
+    """Groundlight's edge endpoint: a confidence threshold, and a pause between two escalations of one detector.
+
+    During the pause the edge model also answers uncertain rows. So a burst of uncertain, probably similar images is not
+    escalated one by one.
+
+    From groundlight/edge-endpoint, README and CONFIGURING-DETECTORS: `min_time_between_escalations` with its default of
+    2 s; the confidence threshold is 0.9 where a request brings none. There the pause limits escalations in the
+    background, after the edge answer was returned; here a row outside the pause waits for the full model, as with every
+    other policy.
+
+    Args:
+        evidence: of the row.
+        state: of the policy for this model.
+        threshold: of the confidence.
+        pause_s: minimum number of seconds between two escalations.
+    """
+    if evidence.score >= threshold:
+        return _ACCEPT
+    if evidence.now_s - state.escalated_s <= pause_s:
+        return _ACCEPT_FOR_BUDGET
+    state.escalated_s = evidence.now_s
+    return _ESCALATE
+
+
+_POLICIES: dict[PolicyKind, Callable[..., TierDecision]] = {
+    "certified": certified_policy,
+    "value": value_policy,
+    "threshold": threshold_policy,
+    "edge_only": edge_only,
+    "cloud_only": cloud_only,
+    "random": random_share,
+    "sedna": sedna,
+    "groundlight": groundlight,
+}
+KINDS: tuple[PolicyKind, ...] = tuple(_POLICIES)
 _CERTIFIES: dict[PolicyKind, tuple[Contract, ...]] = {
     "certified": ("disagreement", "harm", "events", "stream"),
     "value": ("disagreement", "harm", "events"),
 }
 
 
-def make_policy(kind: PolicyKind, *, least_value: float = 0.0, threshold: float = 0.9) -> Policy:
+def parameters_of(kind: PolicyKind) -> tuple[str, ...]:
+    """Returns the names of a policy's parameters; each of them has a default."""
+    return tuple(each.name for each in signature(_POLICIES[kind]).parameters.values() if each.kind is each.KEYWORD_ONLY)
+
+
+def make_policy(kind: PolicyKind, **parameters: float) -> Policy:
     """Returns a policy.
 
     Args:
         kind: of the policy.
-        least_value: for `value`: rows with a lower value are accepted at any price.
-        threshold: for `threshold`: the score from which an edge answer is accepted.
+        parameters: see `parameters_of`.
     """
-    decisions: dict[PolicyKind, Callable[[RowEvidence], TierDecision]] = {
-        "certified": certified_policy,
-        "value": partial(value_policy, least_value=least_value),
-        "threshold": partial(threshold_policy, threshold=threshold),
-        "edge_only": edge_only,
-        "cloud_only": cloud_only,
-    }
-    return Policy(kind, decisions[kind], _CERTIFIES.get(kind, ()))
+    decide = partial(_POLICIES[kind], **parameters) if parameters else _POLICIES[kind]
+    return Policy(kind, decide, _CERTIFIES.get(kind, ()))
 
 
 CERTIFIED = make_policy("certified")

@@ -91,7 +91,7 @@ class Device:
             models=held,
             chooser=VariantChooser(gateway, clock, _RESERVE_S, lambda _: 0.0),
             edge_runs=edge_runs,
-            decisions=RowDecisions(TierRouter(min_threshold=0.0), cache, None, clock),
+            decisions=RowDecisions(TierRouter(min_threshold=0.0, clock=clock), cache, None, clock),
             hedging=hedging,
             escalation=Escalation(gateway, self.outbox, NoAudits(), edge_runs.compute, clock, reserve_s=_RESERVE_S),
             audits=NoAudits(),

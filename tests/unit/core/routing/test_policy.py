@@ -1,21 +1,25 @@
 import math
-from typing import Any, get_args
+import random
+from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from firstline_core.errors import ConfigError, RequestError
 from firstline_core.routing.policy import (
+    KINDS,
     Logistic,
-    PolicyKind,
+    PolicyState,
     RowEvidence,
     TierDecision,
     auroc,
     before,
     make_policy,
+    parameters_of,
     value_of,
 )
-from firstline_core.types import Privacy, Reason, Route, Tier
+from firstline_core.types import PROBABILITIES, Privacy, Reason, Route, Tier
 
 
 def evidence(
@@ -54,46 +58,108 @@ def test_a_request_that_no_tier_may_answer_is_refused(given: dict[str, Any], mes
         before(**given)
 
 
-KINDS: tuple[PolicyKind, ...] = get_args(PolicyKind)
 KEPT, ESCALATED = TierDecision(Tier.EDGE, Reason.CONFIDENT), TierDecision(Tier.CLOUD, Reason.UNCERTAIN)
 
 
-def seen(score: float = 0.9, *, value: float = 0.1, certified: bool = False) -> RowEvidence:
-    return RowEvidence(score, value, 0.8, certified)
+def seen(
+    score: float = 0.9, *, value: float = 0.1, certified: bool = False, now_s: float = 0.0, rest: float = 0.0
+) -> RowEvidence:
+    outputs = {PROBABILITIES: np.array([[score, 1 - score - rest, rest]], np.float32)}
+    return RowEvidence(score, value, 0.8, certified, outputs, now_s)
 
 
 class TestValue:
     def test_the_contract_takes_precedence_over_the_price(self) -> None:
-        assert make_policy("value").decide(seen(0.7, value=0.0, certified=True)) == ESCALATED
-        assert make_policy("value").decide(seen(math.nan, value=0.0, certified=True)) == ESCALATED
+        assert make_policy("value").decide(seen(0.7, value=0.0, certified=True), PolicyState()) == ESCALATED
+        assert make_policy("value").decide(seen(math.nan, value=0.0, certified=True), PolicyState()) == ESCALATED
 
     def test_the_price_decides_on_accepted_rows(self) -> None:
-        found = make_policy("value").decide(seen(0.9, certified=True))
+        found = make_policy("value").decide(seen(0.9, certified=True), PolicyState())
         assert (found.tier, found.reason, found.demanded) == (Tier.CLOUD, Reason.VALUABLE, False)
 
     def test_without_a_certificate_no_escalation_is_demanded(self) -> None:
-        assert not make_policy("value").decide(seen(0.1, value=0.9)).demanded
+        assert not make_policy("value").decide(seen(0.1, value=0.9), PolicyState()).demanded
 
     def test_rows_below_the_least_value_are_accepted(self) -> None:
         policy = make_policy("value", least_value=0.2)
-        assert policy.decide(seen(0.1, value=0.19)) == KEPT
-        assert policy.decide(seen(0.9, value=0.2)).tier is Tier.CLOUD
+        assert policy.decide(seen(0.1, value=0.19), PolicyState()) == KEPT
+        assert policy.decide(seen(0.9, value=0.2), PolicyState()).tier is Tier.CLOUD
 
 
-def test_threshold_takes_the_number_given() -> None:
-    assert make_policy("threshold", threshold=0.95).decide(seen(0.9)) == ESCALATED
-    assert make_policy("threshold", threshold=0.85).decide(seen(0.9)) == KEPT
+def test_threshold_takes_the_number_given_or_the_bundles_own() -> None:
+    assert make_policy("threshold", threshold=0.95).decide(seen(0.9), PolicyState()) == ESCALATED
+    assert make_policy("threshold").decide(seen(0.9), PolicyState()) == KEPT
 
 
 def test_edge_only_and_cloud_only_do_not_look() -> None:
-    assert make_policy("edge_only").decide(seen(math.nan)) == TierDecision(Tier.EDGE, Reason.POLICY)
-    assert make_policy("cloud_only").decide(seen(1.0)) == TierDecision(Tier.CLOUD, Reason.POLICY)
+    assert make_policy("edge_only").decide(seen(math.nan), PolicyState()) == TierDecision(Tier.EDGE, Reason.POLICY)
+    assert make_policy("cloud_only").decide(seen(1.0), PolicyState()) == TierDecision(Tier.CLOUD, Reason.POLICY)
+
+
+def test_random_escalates_its_share_and_repeats_itself() -> None:
+    def drawn(seed: int) -> list[Tier]:
+        state = PolicyState(draws=random.Random(seed))
+        return [make_policy("random", rate=0.25).decide(seen(), state).tier for _ in range(2000)]
+
+    assert drawn(1) == drawn(1) != drawn(2)
+    assert drawn(1).count(Tier.CLOUD) / 2000 == pytest.approx(0.25, abs=0.04)
+
+
+class TestSedna:
+    @pytest.mark.parametrize(
+        ("score", "rest", "expected"), [(0.34, 0.33, ESCALATED), (0.98, 0.01, KEPT), (1.0, 0.0, KEPT)]
+    )
+    def test_spread_probabilities_are_hard_examples(self, score: float, rest: float, expected: TierDecision) -> None:
+        assert make_policy("sedna").decide(seen(score, rest=rest), PolicyState()) == expected
+
+    def test_its_formula(self) -> None:
+        row = seen(0.7, rest=0.1)
+        certainty = 1 + (0.7 * math.log(0.7) + 0.2 * math.log(0.2) + 0.1 * math.log(0.1)) / math.log(3)
+        assert make_policy("sedna", threshold=certainty - 1e-4).decide(row, PolicyState()) == KEPT
+        assert make_policy("sedna", threshold=certainty + 1e-4).decide(row, PolicyState()) == ESCALATED
+
+    @pytest.mark.parametrize("classes", [3, 32, 33, 1000])
+    @pytest.mark.parametrize("odd", [-0.1, 1.1, math.nan])
+    def test_values_outside_0_to_1_are_not_hard_examples(self, odd: float, classes: int) -> None:
+        probabilities = np.full((1, classes), 1 / classes, np.float32)
+        row = replace(seen(), outputs={PROBABILITIES: probabilities})
+        assert make_policy("sedna").decide(row, PolicyState()) == ESCALATED
+        probabilities[0, 1] = odd
+        assert make_policy("sedna").decide(row, PolicyState()) == KEPT
+
+    @pytest.mark.parametrize(("score", "expected"), [(0.9, KEPT), (0.1, ESCALATED)])
+    def test_other_tasks_are_decided_by_their_score(self, score: float, expected: TierDecision) -> None:
+        row = replace(seen(score), outputs={"values": np.ones((1, 2), np.float32)})
+        assert make_policy("sedna", threshold=0.5).decide(row, PolicyState()) == expected
+
+
+class TestGroundlight:
+    def test_a_pause_follows_each_escalation(self) -> None:
+        policy, state = make_policy("groundlight", threshold=0.9, pause_s=2.0), PolicyState()
+        decisions = [policy.decide(seen(0.5, now_s=now_s), state) for now_s in (100.0, 101.0, 102.0, 102.1)]
+        held = TierDecision(Tier.EDGE, Reason.BUDGET)
+        assert decisions == [ESCALATED, held, held, ESCALATED]
+
+    def test_the_confident_is_kept_and_starts_no_pause(self) -> None:
+        policy, state = make_policy("groundlight"), PolicyState()
+        assert policy.decide(seen(0.9, now_s=5.0), state) == KEPT
+        assert policy.decide(seen(0.5, now_s=5.1), state) == ESCALATED
+
+    def test_models_do_not_share_a_pause(self) -> None:
+        policy = make_policy("groundlight")
+        assert policy.decide(seen(0.5), PolicyState()) == policy.decide(seen(0.5), PolicyState()) == ESCALATED
 
 
 def test_only_firstlines_own_policies_may_be_certified() -> None:
     assert {kind for kind in KINDS if make_policy(kind).certifies} == {"certified", "value"}
     assert "stream" not in make_policy("value").certifies
     assert [make_policy(kind).kind for kind in KINDS] == list(KINDS)
+
+
+def test_each_policy_takes_its_parameters() -> None:
+    for kind in KINDS:
+        for name in parameters_of(kind):
+            assert make_policy(kind, **{name: 0.125}).decide.keywords == {name: 0.125}
 
 
 @pytest.mark.parametrize(
