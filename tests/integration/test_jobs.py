@@ -94,6 +94,12 @@ async def test_job_has_the_answer_of_a_direct_request(tmp_path: Path) -> None:
         assert (await fetch(client, job_id, form="other")).status_code == 400
 
 
+async def test_preferences_may_be_on_several_lines(tmp_path: Path) -> None:
+    async with running(settings_of(tmp_path)) as (_, client):
+        lines = [("Prefer", "wait=5"), *ASYNC.items()]
+        assert (await client.post(INFER, content=json.dumps(ROW), headers=lines)).status_code == 202
+
+
 async def test_job_of_an_audit_is_answered_as_another(tmp_path: Path) -> None:
     async with running(settings_of(tmp_path)) as (gateway, client):
         audit = request_from("", note_of(gateway.repository.resolve("digits", "")))

@@ -113,6 +113,10 @@ def query_parameters(query_string: bytes) -> dict[str, str]:
     return found
 
 
+LISTS = frozenset({"accept", "prefer"})
+"""Headers whose repeated lines are one list (RFC 9110, section 5.3)."""
+
+
 class Request:
     """An HTTP request.
 
@@ -124,7 +128,7 @@ class Request:
         scope: see above.
         method: HTTP method, such as POST.
         path: path, unquoted.
-        headers: headers by lower-case names; the first value of a repeated name.
+        headers: headers by lower-case names; the first value of a repeated name, and all values of `LISTS`.
         query_string: query, as received.
         peer: address and port of the client; None over a Unix socket.
         info: arrival time and peer of the request.
@@ -152,6 +156,11 @@ class Request:
         self.path: str = scope["path"]
         lines = scope["headers"]
         self.headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(lines)}
+        if len(self.headers) < len(lines):
+            for name in LISTS & self.headers.keys():
+                self.headers[name] = ", ".join(
+                    value.decode("latin-1") for each, value in lines if each == name.encode()
+                )
         self.query_string: bytes = scope["query_string"]
         self.peer: tuple[str, int] | None = scope.get("client")
         self.info = request_info(scope)
