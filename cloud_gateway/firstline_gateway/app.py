@@ -210,7 +210,14 @@ class Gateway:
             updater.refresh()
             self._services.append(updater.task)
         self._mqtt = (
-            MqttConsumer(self.plane, settings.mqtt, metrics=self.metrics, clock=clock, admit=self.identity.admit_device)
+            MqttConsumer(
+                self.plane,
+                settings.mqtt,
+                bodies=self.bodies,
+                metrics=self.metrics,
+                clock=clock,
+                admit=self.identity.admit_device,
+            )
             if settings.mqtt.enabled
             else None
         )

@@ -33,7 +33,7 @@ from firstline_core.errors import (
 from firstline_core.protocol import mqtt_messages
 from firstline_core.protocol.data_plane import DataPlane
 from firstline_core.protocol.enrolment import device_principal
-from firstline_core.protocol.http import class_labels, run_decoder
+from firstline_core.protocol.http import BodyBudget, class_labels, run_decoder
 from firstline_core.protocol.mqtt import MqttClient
 from firstline_core.protocol.oip import Origin
 from firstline_core.storage.secrets import read_secret
@@ -65,6 +65,9 @@ class MqttConsumer:
         settings: the broker, the topics and how many requests may be in work.
         admit: returns if a device of this name may call, and raises otherwise: its requests are not answered even if
             the broker passes them on.
+        bodies: limits the bytes of requests in memory, as over HTTP.
+        metrics: counts the outcomes.
+        clock: measures durations.
 
     Raises:
         ConfigError: the password file or a topic is invalid.
@@ -72,6 +75,7 @@ class MqttConsumer:
 
     plane: DataPlane
     settings: Mqtt
+    bodies: BodyBudget
     metrics: RequestMetrics
     clock: Clock
     admit: Callable[[str], Awaitable[None]]
@@ -178,11 +182,13 @@ class MqttConsumer:
         origin = Origin(self.clock.monotonic_s(), principal, limits=self.plane.limits, trace=trace)
         read = partial(mqtt_messages.read_request, message, model, origin)
         try:
-            request = await run_decoder(read, mqtt_messages.json_bytes(message))
-            if request.deadline_s is not None:
-                left_s = math.ceil(request.deadline_s - self.clock.monotonic_s())
-                expiry_s = min(max(1, left_s), mqtt_messages.EXPIRY_MAX_S)
-            response = await self.plane.infer(request)
+            with self.bodies.share(principal) as reserve:
+                reserve(len(message.payload))
+                request = await run_decoder(read, mqtt_messages.json_bytes(message))
+                if request.deadline_s is not None:
+                    left_s = math.ceil(request.deadline_s - self.clock.monotonic_s())
+                    expiry_s = min(max(1, left_s), mqtt_messages.EXPIRY_MAX_S)
+                response = await self.plane.infer(request)
             return (
                 mqtt_messages.response_publication(
                     request,

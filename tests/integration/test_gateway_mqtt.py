@@ -321,6 +321,24 @@ async def test_drain_timeout_refuses_requests_in_flight(mosquitto: Broker, tmp_p
         executor.release()
 
 
+async def test_one_device_does_not_fill_the_room_for_bodies(mosquitto: Broker, tmp_path: Path) -> None:
+    executor = GatedExecutor()
+    limits = {"api.body_limit_bytes": 300_000, "api.bodies_limit_bytes": 600_000}
+    large = Tensor("image", np.ones((1, 60_000), np.float32))
+    async with gateway_at(mosquitto, tmp_path, executor, **limits), device_at(mosquitto, "press-7") as device:
+        asked, second = (device.publication(request_of(inputs=(large,))) for _ in range(2))
+        await device.client.publish(asked)
+        await until(lambda: executor.held == 1)
+        with pytest.raises(errors.QueueFullError, match=r"api\.bodies_limit_bytes"):
+            await device.ask(second)
+        executor.release()
+        assert (await device.got.get()).correlation_data == asked.correlation_data
+        asking = asyncio.create_task(device.ask(second))
+        await until(lambda: executor.held == 1)
+        executor.release()
+        assert (await asking).answer is not None
+
+
 async def test_requests_received_during_a_drain_are_answered(mosquitto: Broker, tmp_path: Path) -> None:
     async with gateway_at(mosquitto, tmp_path) as gateway, device_at(mosquitto, "press-7") as device:
         asked = [device.publication(request_of()) for _ in range(20)]
