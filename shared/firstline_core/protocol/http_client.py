@@ -38,8 +38,8 @@ RECOVERY_S = 600.0
 # Rate of a slow link. The upload of a body that takes long at this rate does not count as silence.
 _SLOW_BYTES_S = 32_000
 
-HTTP_FAILURES = (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError)
-"""Everything that httpx raises when there is no usable answer."""
+HTTP_FAILURES = (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, UnicodeError)
+"""Everything that httpx raises when there is no usable answer; UnicodeError for a redirect or reason it cannot read."""
 
 _FIRST_LINE_BYTES = 50
 _ERROR_NUMBER = re.compile(r"^\[Errno -?\d+\] ")

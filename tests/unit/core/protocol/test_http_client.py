@@ -196,6 +196,7 @@ async def test_a_server_that_cannot_be_reached_is_a_link_error(connect: Connect,
     ("said", "why"),
     [
         (b"SMTP ready\r\n\r\n", "does not speak HTTP/1.1"),
+        (b"HTTP/1.1 302 Found\r\nLocation: http://xn--/\r\nContent-Length: 0\r\n\r\n", "Malformed A-label"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 2000\r\n\r\n" + b"x" * 2000, "more than 1000 bytes"),
     ],
 )
