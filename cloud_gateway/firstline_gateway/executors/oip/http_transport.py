@@ -81,10 +81,13 @@ class PooledTransport(AiohttpTransport, KeepingTransport):
         try:
             return await super().handle_async_request(request)
         except httpx.ConnectTimeout as error:  # httpx-aiohttp raises it for each ClientConnectionError
-            if isinstance(error.__cause__, aiohttp.ServerTimeoutError):
+            cause, reason = error.__cause__, str(error)
+            if isinstance(cause, aiohttp.ServerTimeoutError):
                 raise
-            failed = isinstance(error.__cause__, aiohttp.ClientConnectorError)
-            raise (httpx.ConnectError if failed else httpx.ReadError)(str(error), request=request) from error
+            if isinstance(cause, aiohttp.ServerDisconnectedError) and not isinstance(cause.message, str):
+                reason = "within the head of its answer"  # the message is that head, whose values are not for callers
+            failed = isinstance(cause, aiohttp.ClientConnectorError)
+            raise (httpx.ConnectError if failed else httpx.ReadError)(reason, request=request) from error
         except aiohttp.ClientError as error:  # what httpx-aiohttp does not translate: an answer that is not HTTP
             raise httpx.RemoteProtocolError(str(error), request=request) from error
         finally:

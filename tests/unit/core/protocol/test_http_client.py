@@ -207,6 +207,14 @@ async def test_a_wrong_answer_does_not_spoil_the_next(connect: Connect, said: by
         assert await post(client) == (200, b"hi")
 
 
+async def test_the_head_of_an_incomplete_answer_is_not_shown(connect: Connect) -> None:
+    cut = b"HTTP/1.1 200 OK\r\nX-Secret: hidden\r\nConte"
+    async with serving(connect, lambda *_: cut, ends_after=1) as (_, client):
+        with pytest.raises(LinkError) as raised:
+            await post(client)
+    assert "hidden" not in raised.value.message
+
+
 async def test_an_incomplete_answer_is_not_retried(connect: Connect) -> None:
     cut = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nConnection: close\r\n\r\nhi"
 
