@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import diskcache
 from diskcache.core import MODE_RAW
@@ -72,7 +72,15 @@ _FILTERED_KEYS = 8192
 # Memory of an entry in addition to its arrays: key, objects, links of the ordered map.
 _OVERHEAD_BYTES = 400
 
-Entry = tuple[bytes, float]
+
+class Encodable(Protocol):
+    """A value that becomes bytes when the disk needs them; it must not change."""
+
+    def encode(self) -> bytes: ...
+
+
+Value = bytes | Encodable
+Entry = tuple[Value, float]
 """A value, and when it expires in wall time."""
 Changes = dict[bytes, Entry | None]
 
@@ -150,7 +158,7 @@ class ResultCache:
         output = ModelOutput(copies, output.score, output.value)
         self._remember(key, output, self._ttl_s, private=private)
         if not private and self._disk is not None:
-            self._disk.put(key, output.encode())
+            self._disk.put(key, output)
 
     async def keep_expiring(self) -> None:
         """Deletes expired entries from the disk every hour, also while no request arrives, until it is cancelled."""
@@ -270,10 +278,13 @@ class DiskCache:
         value, expires_s = entry
         left_s = expires_s - time.time()
         # An entry from the future was stored before the clock was set back: its age is unknown until that time comes.
-        return (value, left_s) if 0 < left_s <= self._ttl_s + _ROUNDING_S else None
+        return (_bytes_of(value), left_s) if 0 < left_s <= self._ttl_s + _ROUNDING_S else None
 
-    def put(self, key: bytes, value: bytes) -> None:
-        """Stores a value, at the latest when the cache is closed; replaces the value under the key."""
+    def put(self, key: bytes, value: Value) -> None:
+        """Stores a value, at the latest when the cache is closed; replaces the value under the key.
+
+        An `Encodable` is encoded in the writing thread, so that no request waits for it.
+        """
         self._settle()
         if self._database() is None:
             return
@@ -338,11 +349,11 @@ class DiskCache:
                     if _EVERY_KEY in group:
                         cache.clear()
                     for key, entry in group.items():
-                        if entry is None or len(entry[0]) > self._limit_bytes // 2:
+                        value = _bytes_of(entry[0]) if entry is not None else b""
+                        if entry is None or len(value) > self._limit_bytes // 2:
                             cache.delete(key)
                         else:
-                            value, expires_s = entry
-                            cache.set(key, self._seal.close(value, key), expire=expires_s - time.time())
+                            cache.set(key, self._seal.close(value, key), expire=entry[1] - time.time())
                 if self._stored is not None:
                     for key in group:
                         self._stored.add(key)
@@ -480,6 +491,10 @@ class DiskCache:
         self._writing = self._stored = None
         for changes in (self._waiting, self._stale, self._group):
             changes.clear()
+
+
+def _bytes_of(value: Value) -> bytes:
+    return value if isinstance(value, bytes) else value.encode()
 
 
 def _opened(directory: Path, limit_bytes: int) -> diskcache.Cache:

@@ -47,15 +47,20 @@ class OverheadTimes:
 
     def add(self, requests: int, rows: int, input_s: float, output_s: float) -> None:
         """Counts a batch."""
-        self.include(OverheadTimes(requests * input_s, requests * output_s, {rows: (input_s, output_s)}))
+        self.input_s += requests * input_s
+        self.output_s += requests * output_s
+        self._add_batches(rows, input_s, output_s)
 
     def include(self, other: OverheadTimes) -> None:
         """Adds measurements of another instance."""
         self.input_s += other.input_s
         self.output_s += other.output_s
         for rows, (input_s, output_s) in other.batches_s.items():
-            before = self.batches_s.get(rows, (0.0, 0.0))
-            self.batches_s[rows] = before[0] + input_s, before[1] + output_s
+            self._add_batches(rows, input_s, output_s)
+
+    def _add_batches(self, rows: int, input_s: float, output_s: float) -> None:
+        before_input_s, before_output_s = self.batches_s.get(rows, (0.0, 0.0))
+        self.batches_s[rows] = before_input_s + input_s, before_output_s + output_s
 
 
 @dataclass(slots=True)

@@ -110,6 +110,33 @@ def test_an_entry_without_a_time_is_a_miss(directory: Path, cache: DiskCache, pl
     assert cache.get(KEY) is None
 
 
+class Encodable:
+    """Notes in which threads it is encoded."""
+
+    def __init__(self) -> None:
+        self.threads: set[str] = set()
+
+    def encode(self) -> bytes:
+        self.threads.add(threading.current_thread().name.partition("_")[0])
+        return b"encoded"
+
+
+def test_values_are_encoded_in_the_writing_thread(directory: Path, cache: DiskCache) -> None:
+    value = Encodable()
+    cache.put(KEY, value)
+    written(cache)
+    assert value.threads == {"cache-writer"}
+    assert value_of(cache, KEY) == b"encoded"
+    assert rows_on_disk(directory) == 1
+
+
+def test_a_value_that_waits_is_encoded_when_read(cache: DiskCache) -> None:
+    cache.put(KEY, b"alone")
+    written(cache)
+    cache.put(b"w" * 32, Encodable())
+    assert value_of(cache, b"w" * 32) == b"encoded"
+
+
 class Planted:
     """Unpickling this makes a file."""
 
