@@ -614,7 +614,8 @@ def declared_inputs(
     for spec in manifest.inputs:
         if spec.name in given:
             inputs[spec.name] = given[spec.name]
-    if len(inputs) != len(request.inputs) or not inputs.keys() >= {*needed}:
+    has_all = len(inputs) == len(manifest.inputs) or inputs.keys() >= {*needed}
+    if len(inputs) != len(request.inputs) or not has_all:
         raise _other_inputs(request, manifest, needed)
     if len(inputs) > 1:
         _check_rows(inputs)
