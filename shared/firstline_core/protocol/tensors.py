@@ -31,6 +31,9 @@ _JSON_TYPES: dict[str, tuple[frozenset[type], str]] = {
 }
 
 
+# Elements of JSON from which numpy finds the few suspects sooner than Python looks at all of them.
+_MANY = 300
+
 _LITTLE_ENDIAN = {name: dtype.newbyteorder("<") for name, dtype in DATATYPES.items()}
 
 _SHORT = reprlib.Repr()
@@ -225,8 +228,9 @@ def _floats(where: str, datatype: str, flat: list[float]) -> Array:
         numbers = np.frombuffer(struct.pack(f"{len(flat)}d", *flat))
     except struct.error:
         raise _other_type(where, datatype, flat) from None
-    # A boolean has become 0 or 1, so only the types of such elements are looked at.
-    if bool in set(map(type, compress(flat, ((numbers == 0) | (numbers == 1)).tobytes()))):
+    # A boolean has become 0 or 1: of many elements, only the types of such ones are looked at.
+    suspects = flat if len(flat) < _MANY else compress(flat, ((numbers == 0) | (numbers == 1)).tobytes())
+    if bool in set(map(type, suspects)):
         raise _other_type(where, datatype, flat)
     with np.errstate(all="ignore"):
         array = numbers.astype(DATATYPES[datatype])

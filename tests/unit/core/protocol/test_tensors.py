@@ -24,6 +24,7 @@ from firstline_core.types import DATATYPES, Tensor
         ("FP32", [True], "FP32 takes numbers"),
         ("FP32", [1.0, 0, 0.5, False], "false at element 3; FP32 takes numbers"),
         ("FP32", [1.0, None], "null at element 1; FP32 takes numbers"),
+        ("FP32", [0.5, 0, 1] * 1000 + [True], "true at element 3000; FP32 takes numbers"),
         ("FP32", ["1"], "FP32 takes numbers"),
         ("FP32", [1, 1e39], "1e\\+39 at element 1.*out of FP32's range"),
         ("FP16", [65520], "out of FP16's range"),
