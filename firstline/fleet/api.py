@@ -13,8 +13,12 @@ import msgspec
 from firstline.client import connection
 from firstline_core.errors import ProtocolError, RequestError
 from firstline_core.protocol.http import error_from
+from firstline_core.protocol.http_client import HttpReply
+from firstline_core.units import MIB
 
 _REFUSAL_BYTES = 65_536
+_ANSWER_BYTES = 256 * MIB
+"""Longest JSON that is read: a page of 1,000 devices that report as much as they may, and more."""
 
 T = TypeVar("T")
 
@@ -66,9 +70,9 @@ class Api:
             headers: in addition to the client's own.
         """
         content = None if body is None else msgspec.json.encode(body)
-        response = self._exchange(method, path, content, params=params, headers=headers)
+        reply = self._exchange(method, path, content, params=params, headers=headers)
         try:
-            return msgspec.json.decode(response.content, type=kind)
+            return msgspec.json.decode(reply.body, type=kind)
         except msgspec.DecodeError as error:
             raise ProtocolError(f"{self._url} does not answer as a Firstline gateway: {error}.") from error
 
@@ -80,22 +84,28 @@ class Api:
         *,
         params: Mapping[str, Any] | None = None,
         headers: Mapping[str, str] | None = None,
-    ) -> httpx.Response:
+    ) -> HttpReply:
         """Sends one request, and returns the answer in any form."""
         given = {name: value for name, value in (params or {}).items() if value is not None} or None
         try:
-            response = self._client.request(method, path, content=content, params=given, headers=headers)
+            with self._client.stream(method, path, content=content, params=given, headers=headers) as response:
+                body = read_limited(response.iter_bytes(), _ANSWER_BYTES)
         except httpx.HTTPError as error:
             raise connection.link_error(error, self._url) from error
+        if len(body) > _ANSWER_BYTES:
+            raise ProtocolError(
+                f"{self._url} does not answer as a Firstline gateway: the answer to {path} has more than "
+                f"{_ANSWER_BYTES} bytes."
+            )
         if not response.is_success:
-            refusal = error_from(response.status_code, response.content, response.headers)
+            refusal = error_from(response.status_code, body, response.headers)
             if response.status_code == HTTPStatus.NOT_FOUND and refusal.code == RequestError.code:
                 raise ProtocolError(
                     f"{self._url} is not a gateway, or has another version: it has no {path}; name the gateway's "
                     "address with --gateway."
                 )
             raise refusal
-        return response
+        return HttpReply(response.status_code, response.headers, body)
 
     def _pages(
         self, path: str, kind: type[P], params: Mapping[str, Any] | None = None, first: str | int = ""
@@ -122,9 +132,9 @@ class Api:
 
 def read_limited(parts: Iterable[bytes], limit_bytes: int) -> bytes:
     """Returns a body. Stops reading above the limit, so that the result of a larger body is above the limit too."""
-    content = b""
+    content = bytearray()
     for part in parts:
         content += part
         if len(content) > limit_bytes:
             break
-    return content
+    return bytes(content)
