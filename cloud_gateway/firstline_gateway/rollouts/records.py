@@ -173,26 +173,38 @@ def assigned(connection: sa.Connection, rollout_ids: Iterable[str], names: Itera
     return found
 
 
-def assign(connection: sa.Connection, rollout_id: str, changed: Iterable[Assignment]) -> None:
-    """Stores assignments; existing ones keep their baselines."""
-    rows = (
-        {"rollout": rollout_id, "device": each.device, "state": each.state.value, "record": each} for each in changed
-    )
-    upsert(connection, ASSIGNMENTS, *rows)
-
-
-def set_baselines(
-    connection: sa.Connection, rollout_id: str, before: Mapping[str, Period | None], start: Mapping[str, Totals]
+def assign(
+    connection: sa.Connection, rollout_id: str, changed: Iterable[Assignment], before: Mapping[str, Period | None]
 ) -> None:
-    """Stores the periods before a stage, which restarts these devices, and the counts at the start of observation."""
+    """Stores assignments; existing ones keep their baselines.
+
+    Args:
+        connection: within a transaction.
+        rollout_id: of the rollout.
+        changed: the assignments.
+        before: for those of a new stage, the period before it; their observation starts again.
+    """
+    kept, new = list[dict[str, object]](), list[dict[str, object]]()
+    for each in changed:
+        row: dict[str, object] = {
+            "rollout": rollout_id,
+            "device": each.device,
+            "state": each.state.value,
+            "record": each,
+        }
+        if each.device in before:
+            new.append(row | {"before": before[each.device], "start": None})
+        else:
+            kept.append(row)
+    upsert(connection, ASSIGNMENTS, *kept)
+    upsert(connection, ASSIGNMENTS, *new)
+
+
+def start_observation(connection: sa.Connection, rollout_id: str, start: Mapping[str, Totals]) -> None:
+    """Stores the counts of devices at the start of the observation."""
     mine = (_A.rollout == rollout_id) & (_A.device == sa.bindparam("one"))
-    if before:
-        periods = [{"one": device, "period": period} for device, period in sorted(before.items())]
-        connection.execute(
-            sa.update(ASSIGNMENTS).where(mine).values(before=sa.bindparam("period"), start=None), periods
-        )
-    if start:
-        totals = [{"one": device, "totals": one} for device, one in sorted(start.items())]
+    totals = [{"one": device, "totals": one} for device, one in sorted(start.items())]
+    if totals:
         connection.execute(sa.update(ASSIGNMENTS).where(mine).values(start=sa.bindparam("totals")), totals)
 
 
@@ -249,8 +261,8 @@ def apply(connection: sa.Connection, before: Rollout, changes: StepChanges, wall
     current = find(connection, before.id, lock=True)
     if current is None or current.revision != before.revision:
         return None
-    assign(connection, before.id, changes.assigned.values())
-    set_baselines(connection, before.id, changes.before, changes.start)
+    assign(connection, before.id, changes.assigned.values(), changes.before)
+    start_observation(connection, before.id, changes.start)
     if changes.look is not None:
         add_look(connection, before.id, changes.look)
 

@@ -102,7 +102,7 @@ class StepChanges:
         assigned: devices whose assignment has changed.
         desired: new desired versions of devices.
         audits: devices that begin or end the audits of the judged bundles.
-        before: for devices of a new stage, the period before it.
+        before: for devices of a new stage, which are all in `assigned`, the period before it.
         start: counts of devices at the start of the observation.
         look: an evaluation.
         notes: for the audit log: an action, its actor, and its details.

@@ -315,7 +315,7 @@ def _advice(error: Exception) -> str:
     if isinstance(cause, sqlite3.DatabaseError) and code in damage:
         return f"It is damaged. {_RESTORE}"
     if getattr(cause, "sqlstate", None) == _LOCK_NOT_AVAILABLE:
-        return "Another session locks what it needs; end that session's transaction."
+        return "Another session locks what it needs: try again when its transaction has ended, or end it."
     return "Is it away, full or read-only?"
 
 

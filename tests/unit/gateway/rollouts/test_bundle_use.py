@@ -39,7 +39,7 @@ def test_what_a_rollout_needs_stays(tmp_path: Path, state: RolloutState, version
         records.add(connection, rollout, None)
         records.put(connection, replace(rollout, state=state))
         told = Assignment("d", 0, True, True, 0, DeviceState.DONE, 1.0, OLD, 1)
-        records.assign(connection, "r", [told])
+        records.assign(connection, "r", [told], {})
         reason = reason_to_keep(connection, {SignedVersion(UpdateKind.MODEL, "cameras", version)})
         assert reason_to_keep(connection, {SignedVersion(UpdateKind.MODEL, "others", version)}) is None
         assert reason_to_keep(connection, {SignedVersion(UpdateKind.CONFIGURATION, "cameras", version)}) is None
