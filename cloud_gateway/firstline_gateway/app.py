@@ -340,7 +340,7 @@ class Gateway:
                 devices.fleet_routes(self.fleet, self.rollouts, access),
                 devices.twin_routes(self.fleet, access),
                 rollouts.rollout_routes(self.rollouts, access),
-                audit_log.audit_log_routes(self.audit_log, access),
+                audit_log.audit_log_routes(self.audit_log, self.rollouts, access),
                 audit_log.sign_in_routes(self.audit_log, access),
                 profiles.profile_routes(self.profiles, access),
                 profiles.own_profile_routes(self.profiles, access),

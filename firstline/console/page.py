@@ -152,6 +152,12 @@ def may(role: Role = Role.OPERATOR, *, whole_fleet: bool = False) -> bool:
     return roles.index(person.role) >= roles.index(role) and not (whole_fleet and person.devices)
 
 
+def own_devices() -> str:
+    """Returns the selector of the devices of the user of the page; "" for all devices."""
+    person = _signed_in()
+    return person.devices if person is not None else ""
+
+
 def _signed_in() -> Person | None:
     person: Person | None = ui.context.client.request.scope.get(PERSON)
     return person

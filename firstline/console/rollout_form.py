@@ -9,7 +9,7 @@ from nicegui import ui
 from firstline.console import rollouts_view as view
 from firstline.console.cells import Cell, rollout_page
 from firstline.console.dialogs import carry_out
-from firstline.console.page import Facts, Frame, Redrawn, button, card, empty, may, text
+from firstline.console.page import Facts, Frame, Redrawn, button, card, empty, may, own_devices, text
 from firstline.console.polling import Watch
 from firstline_core.errors import FirstlineError, RequestError
 from firstline_core.fleet.registry import BundleEntry
@@ -41,7 +41,8 @@ class _Form:
         chosen = next((title for title, one in self._bundles.items() if one.name == bundle), next(iter(self._bundles)))
         with card(classes="max-w-3xl mb-4"), ui.element("div").classes("grid gap-4 sm:grid-cols-2"):
             self._bundle = ui.select(list(self._bundles), value=chosen, label="Bundle").props("outlined dense")
-            self._selector = _field("Devices by tags; empty for all", "")
+            own = own_devices()
+            self._selector = _field(f"Devices by tags; {f'with {own}' if own else 'empty for all'}", own)
             self._shares = _field("Stages, in percent of the devices", "1, 10, 100")
             self._soak = _field("Observe each stage for (hours)", "1")
             self._held_back = _field("Hold back as a control group, in percent", "5")

@@ -1,8 +1,9 @@
 """The console in a real browser with a real gateway."""
 
 import re
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,17 @@ import httpx
 import pytest
 from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, expect
 from support.console import ROLLOUTS, Fleet, console, console_gateway
+from support.gateway import DIGITS
+from support.keys import create_key
 from support.processes import TierProcess
 from support.profiles import profile
 from support.waiting import wait_until
 
 from firstline.console.accounts import hash_password
+from firstline.fleet.client import open_fleet
+from firstline.release.keyring import Keyring
+from firstline.release.publishing import publish, push_bundle
+from firstline_core.bundle.store import open_bundle
 from firstline_core.fleet.update import UpdateState
 from firstline_gateway.settings.settings import Store
 
@@ -344,6 +351,48 @@ def test_a_viewer_sees_no_refused_button(browser: Browser, fleet: Fleet, gateway
         wait_until(lambda: page.evaluate(_GREEN) == 0)
         expect(page.get_by_text("Connection lost")).to_be_visible()
     assert (tmp_path / "log").read_text() == ""
+
+
+@pytest.fixture(scope="module")
+def signing_gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[TierProcess, Store]]:
+    """A gateway whose registry has a bundle."""
+    folder = tmp_path_factory.mktemp("registry")
+    gateway, store = console_gateway(folder)
+    with (folder / "gateway.toml").open("a") as config:
+        config.write(f'[registry]\nblobs = "{folder / "blobs"}"\n')
+    keyring = Keyring(folder / "keys")
+    with gateway, open_fleet(gateway.url, create_key(store, "publisher", "operator")) as fleet:
+        keyring.init(fleet.registry.online_key(), time.time())
+        publish(keyring, fleet.registry, time.time())
+        push_bundle(keyring, fleet.registry, open_bundle(DIGITS), {}, time.time())
+        yield gateway, store
+
+
+def test_a_limited_person_rolls_out_to_the_own_devices(
+    browser: Browser, signing_gateway: tuple[TierProcess, Store], tmp_path: Path
+) -> None:
+    accounts = tmp_path / "accounts.toml"
+    limited = f'role = "operator"\ndevices = "site=kiel"\npassword = "{hash_password(PASSWORD)}"\n'
+    accounts.write_text(f'[[person]]\nname = "vera"\n{limited}')
+    accounts.chmod(0o600)
+    with (
+        closing(Fleet(*signing_gateway, NAMES[:3])) as fleet,
+        watched(browser, [fleet.key, PASSWORD]) as context,
+        console(signing_gateway[0].url, fleet.key, tmp_path / "log", "--accounts", str(accounts)) as url,
+    ):
+        fleet.ask("PATCH", f"/fleet/v1/devices/{NAMES[0]}", {"tags": {"site": "kiel"}})
+        page = context.new_page()
+        page.goto(url)
+        sign_in(page, PASSWORD)
+        expect(page.get_by_text("vera", exact=True)).to_be_visible()
+        page.goto(f"{url}/rollouts/new")
+        expect(page.get_by_label("Devices by tags; with site=kiel")).to_have_value("site=kiel")
+        page.get_by_role("button", name="Create").click()
+        expect(page.locator("strong")).to_have_text("approved")
+        page.get_by_role("button", name="Start…").click()
+        page.get_by_role("dialog").get_by_role("button", name="Start").click()
+        expect(page.locator("strong")).to_have_text(re.compile("^running"))
+        expect(page.get_by_role("group", name="Decisions")).to_contain_text("vera")
 
 
 def test_pages_are_stale_without_the_gateway_and_recover(

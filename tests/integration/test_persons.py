@@ -137,6 +137,10 @@ async def test_a_selector_limits_devices_and_rollouts(site: Site) -> None:
     for rest in ("", "/looks", "/devices"):
         assert (await site.ask(kiel, "GET", f"{ROLLOUTS}/{other['id']}{rest}")).status_code == 403
         assert (await site.ask(kiel, "GET", f"{ROLLOUTS}/{made.json()['id']}{rest}")).status_code == 200
+    said = await site.ask(kiel, "GET", f"{AUDIT_PATH}?subject=rollout:{made.json()['id']}")
+    assert [one["action"] for one in said.json()["entries"]] == ["rollout.create"]
+    assert (await site.ask(kiel, "GET", f"{AUDIT_PATH}?subject=rollout:{other['id']}")).status_code == 403
+    assert (await site.ask(kiel, "GET", f"{AUDIT_PATH}?subject=rollout:other")).status_code == 404
     listed = (await site.ask(kiel, "GET", ROLLOUTS)).json()["rollouts"]
     assert [one["id"] for one in listed] == [made.json()["id"]]
     assert (await site.ask(kiel, "POST", f"{ROLLOUTS}/{made.json()['id']}/abort")).status_code == 200

@@ -85,9 +85,12 @@ async def check(person: Person, request: Request, tags_of: Tags) -> None:
         await _check_device(person, selector, request.path_params["name"], tags_of)
     elif path.startswith(AUDIT_PATH):
         kind, _, name = request.query_params.get("subject", "").partition(":")
-        if path != AUDIT_PATH or kind != "device":
-            raise ForbiddenError(f"{person.name} sees the audit log of single devices only; name one with `subject`.")
-        await _check_device(person, selector, name, tags_of)
+        if path != AUDIT_PATH or kind not in ("device", "rollout"):
+            raise ForbiddenError(
+                f"{person.name} sees the audit log of single devices and rollouts only; name one with `subject`."
+            )
+        if kind == "device":  # the route reads the selector of a rollout
+            await _check_device(person, selector, name, tags_of)
     elif path == enrolment.DEVICES_PATH or not (reads or path.startswith(ROLLOUTS_PATH)):
         raise ForbiddenError(f"{person.name} may change devices with {person.devices} only; this concerns others too.")
 

@@ -10,19 +10,22 @@ from starlette.responses import Response
 
 from firstline_core.fleet import rollout as wire
 from firstline_core.fleet.persons import SIGN_INS_PATH, PersonName, SignIn, acting
-from firstline_gateway.api.auth import Access, Operator
+from firstline_gateway.api.auth import Access, OnBehalf, Operator
+from firstline_gateway.api.fleet.rollouts import check_own
 from firstline_gateway.api.messages import PAGE, PageLimit, answer, body_of, body_schema
 from firstline_gateway.audit_log import EntryFilter
 from firstline_gateway.identity.audit_head import AuditLog
+from firstline_gateway.rollouts.rollouts import Rollouts
 
 
-def audit_log_routes(audit_log: AuditLog, access: Access) -> APIRouter:
+def audit_log_routes(audit_log: AuditLog, rollouts: Rollouts, access: Access) -> APIRouter:
     """Returns the routes of the audit log."""
     router = APIRouter(tags=["audit"], dependencies=[Depends(access.scope("fleet"))])
 
     @router.get(wire.AUDIT_PATH)
     async def read_audit(
         *,
+        person: OnBehalf,
         after: Annotated[int, Query(ge=0, le=2**53)] = 0,
         limit: PageLimit = PAGE,
         subject: Annotated[str, Query(max_length=256)] = "",
@@ -31,6 +34,9 @@ def audit_log_routes(audit_log: AuditLog, access: Access) -> APIRouter:
         before: Annotated[int | None, Query(ge=1, le=2**53, description="List the newest first, below it.")] = None,
     ) -> Response:
         """The decisions of all principals, by number; of one subject, or with one beginning of the action."""
+        kind, _, name = subject.partition(":")
+        if kind == "rollout":
+            await check_own(rollouts, person, name)
         wanted = EntryFilter(after, subject, action, since_s, before)
         return answer(await audit_log.page(wanted, limit))
 

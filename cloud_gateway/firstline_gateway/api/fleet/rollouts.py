@@ -71,7 +71,7 @@ def rollout_routes(rollouts: Rollouts, access: Access) -> APIRouter:
     @router.get(_ONE)
     async def read_rollout(person: OnBehalf, rollout_id: RolloutId) -> Response:
         """One rollout: its state, and the effect of commands on its devices."""
-        await _check_own(rollouts, person, rollout_id)
+        await check_own(rollouts, person, rollout_id)
         rollout = await rollouts.get(rollout_id)
         return answer(rollout, etag=str(rollout.revision))
 
@@ -83,7 +83,7 @@ def rollout_routes(rollouts: Rollouts, access: Access) -> APIRouter:
         limit: PageLimit = 200,
     ) -> Response:
         """The evaluations of a rollout, each with its verdict and numbers."""
-        await _check_own(rollouts, person, rollout_id)
+        await check_own(rollouts, person, rollout_id)
         stage, _, look = after.partition(".")
         behind = (int(stage), int(look)) if after else (-1, 0)
         return answer(await rollouts.looks(rollout_id, behind, limit))
@@ -97,7 +97,7 @@ def rollout_routes(rollouts: Rollouts, access: Access) -> APIRouter:
         limit: PageLimit = PAGE,
     ) -> Response:
         """The devices of a rollout by name, with the reasons of failures; in one state, or in all."""
-        await _check_own(rollouts, person, rollout_id)
+        await check_own(rollouts, person, rollout_id)
         return answer(await rollouts.devices(rollout_id, state.value if state is not None else "", after, limit))
 
     @router.post(_ONE + "/{command}")
@@ -107,7 +107,7 @@ def rollout_routes(rollouts: Rollouts, access: Access) -> APIRouter:
         """approve, start, pause, resume, promote, abort, retry or rollback; with If-Match only if unchanged."""
         if command not in set(Command):
             raise RequestError(f"There is no command {command[:40]!a}{listed(command, Command)}")
-        await _check_own(rollouts, person, rollout_id)
+        await check_own(rollouts, person, rollout_id)
         revision, sees = _revision(request.headers.get("if-match")), partial(sees_rollout, person)
         rollout = await rollouts.command(rollout_id, Command(command), principal, revision, sees)
         return answer(rollout, etag=str(rollout.revision))
@@ -115,7 +115,13 @@ def rollout_routes(rollouts: Rollouts, access: Access) -> APIRouter:
     return router
 
 
-async def _check_own(rollouts: Rollouts, person: Person | None, rollout_id: str) -> None:
+async def check_own(rollouts: Rollouts, person: Person | None, rollout_id: str) -> None:
+    """Checks that a person sees a stored rollout.
+
+    Raises:
+        NotFoundError: the rollout is unknown.
+        ForbiddenError: it may select other devices than those of the person.
+    """
     if person is not None and person.devices:
         check_rollout(person, (await rollouts.get(rollout_id)).definition["selector"])
 
