@@ -25,7 +25,7 @@ import typer
 from typer.core import TyperArgument, TyperCommand, TyperGroup
 
 from firstline.cli import interrupt
-from firstline.cli.output import Output, OutputOption, print_json, print_table
+from firstline.cli.output import Output, OutputOption, print_json, print_table, say
 from firstline_core.command_line import run_with_output
 from firstline_core.errors import ConfigError, FirstlineError, did_you_mean
 from firstline_core.telemetry.wording import wanted_value
@@ -76,7 +76,7 @@ class Group(TyperGroup):
         try:
             return super().invoke(ctx)
         except FirstlineError as error:
-            typer.echo(error.message, err=True)
+            say(error.message, err=True)
             ctx.exit(EXIT_USAGE if isinstance(error, ConfigError) else EXIT_FAILED)
         except UnicodeEncodeError as error:
             if error.encoding != "utf-8":  # of a library, such as a host's name in the encoding `idna`
@@ -313,6 +313,6 @@ def print_report(report: Report, output: Output) -> None:
     else:
         text = report.text
         for part in text if isinstance(text, Iterable) and not isinstance(text, str) else (text,):
-            typer.echo(part) if isinstance(part, str) else print_table(part)
+            say(part) if isinstance(part, str) else print_table(part)
     if report.exit_code:
         raise typer.Exit(report.exit_code)

@@ -16,7 +16,7 @@ import typer
 
 from firstline.cli.command import EXIT_FAILED, command, command_group
 from firstline.cli.options import GatewayOptions, is_there, require_bundle
-from firstline.cli.output import Output, OutputOption, progress
+from firstline.cli.output import Output, OutputOption, progress, say
 from firstline_core.errors import (
     ConfigError,
     FirstlineError,
@@ -185,7 +185,7 @@ def _show(file: Path, answer: Mapping[str, Any], output: Output) -> None:
         typer.echo(msgspec.json.encode({"file": str(file), **answer}))
         return
     by = answer["tier"] if answer.get("confidence") is None else f"{answer['tier']}, {answer['confidence']:.3f}"
-    typer.echo(f"{file}: {_said(answer)} ({by})")
+    say(f"{file}: {_said(answer)} ({by})")
 
 
 def _said(answer: Mapping[str, Any]) -> str:
@@ -200,6 +200,6 @@ def _said(answer: Mapping[str, Any]) -> str:
 
 def _show_failure(file: Path, error: FirstlineError, output: Output) -> None:
     message = of_file(error.message)
-    typer.echo(f"{file}: {message}", err=True)
+    say(f"{file}: {message}", err=True)
     if output is Output.JSON:
         typer.echo(msgspec.json.encode({"file": str(file), "error": message, "code": error.code}))

@@ -10,7 +10,7 @@ import typer
 
 from firstline.cli.command import Report, command, command_group
 from firstline.cli.options import GatewayOptions
-from firstline.cli.output import Output, OutputOption, print_json
+from firstline.cli.output import Output, OutputOption, print_json, say
 from firstline_core.errors import FirstlineError
 
 if TYPE_CHECKING:
@@ -64,11 +64,11 @@ def get(
             except FirstlineError as error:
                 results.append({"job": job, "error": error.message, "code": error.code})
                 if output is Output.TEXT:
-                    typer.echo(error.message if job in error.message else f"{job}: {error.message}", err=True)
+                    say(error.message if job in error.message else f"{job}: {error.message}", err=True)
             else:
                 results.append(_described(job, prediction))
                 if output is Output.TEXT:
-                    typer.echo(f"{job}: {prediction}")
+                    say(f"{job}: {prediction}")
     if output is Output.JSON:
         print_json({"results": results})
     if any("error" in each for each in results):

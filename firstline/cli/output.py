@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from firstline_core.telemetry.wording import escaped
+
 if TYPE_CHECKING:
     from rich.progress import ProgressColumn
     from rich.table import Table
@@ -28,6 +30,11 @@ class Output(StrEnum):
 
 
 OutputOption = Annotated[Output, typer.Option("--output", "-o", help="Format of the output on stdout.")]
+
+
+def say(text: str, *, err: bool = False) -> None:
+    """Prints a line that may hold text from a gateway or a device."""
+    typer.echo(escaped(text), err=err)
 
 
 def print_json(value: object) -> None:
@@ -51,7 +58,7 @@ def table(*columns: str, rows: Iterable[Sequence[str]] = ()) -> Table:
             column.removeprefix(">"), justify="right" if column.startswith(">") else "left", overflow="fold"
         )
     for row in rows:
-        made.add_row(*row)
+        made.add_row(*map(escaped, row))
     return made
 
 
@@ -63,7 +70,7 @@ def print_table(made: Table) -> None:
 
 
 def warn(sentence: str) -> None:
-    typer.echo(f"Warning: {sentence}", err=True)
+    say(f"Warning: {sentence}", err=True)
 
 
 def rows_checked_sentence(rows_checked: Mapping[str, int]) -> str:

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from firstline.cli.command import Report
 from firstline.cli.interrupt import EXIT_INTERRUPTED, pause
 from firstline.cli.options import GatewayOptions, is_name, is_there
-from firstline.cli.output import progress
+from firstline.cli.output import progress, say
 from firstline_core.bundle.manifest import MANIFEST_NAME
 from firstline_core.bundle.store import manifest_in
 from firstline_core.errors import CapacityError, ConfigError, LinkError, ProtocolError
@@ -144,7 +144,7 @@ def profile_on(
             raise typer.Exit(EXIT_INTERRUPTED) from None
         entry = fleet.profiles.latest(request.bundle, device)
         if refused or entry is None or (before is not None and entry.kept_s == before.kept_s):
-            typer.echo(f"{device}: {refused or 'the request was cancelled.'}", err=True)
+            say(f"{device}: {refused or 'the request was cancelled.'}", err=True)
             raise typer.Exit(1)
         profile = fleet.profiles.get(entry.bundle, entry.version, device)
     kept = f"Kept by the gateway: firstline profile get {profile.bundle} {profile.version} {device}"

@@ -14,7 +14,7 @@ import typer
 from firstline.cli.command import Report, command, command_group
 from firstline.cli.interrupt import pause
 from firstline.cli.options import GatewayOptions, VersionArgument
-from firstline.cli.output import date, size, table, warn
+from firstline.cli.output import date, say, size, table, warn
 from firstline_core.errors import CapacityError, ConfigError, FirstlineError, LinkError
 from firstline_core.storage.files import naming
 from firstline_core.storage.settings import parse
@@ -169,7 +169,7 @@ def create(
         rollout = fleet.rollouts.create(definition)
         if rollout.state != "draft":
             rollout = _started(fleet.rollouts, rollout.id)
-    typer.echo(rollout.sentence, err=True)
+    say(rollout.sentence, err=True)
     _print_warnings(rollout)
     return Report(rollout, rollout.id)
 
@@ -246,7 +246,7 @@ def _watched(rollouts: Rollouts, rollout: RolloutSummary) -> RolloutSummary:
     while rollout.state in _LIVE:
         progress = progress or f"{rollout.state}: {rollout.sentence} {_counts(rollout)}"
         if progress != printed:
-            typer.echo(progress, err=True)
+            say(progress, err=True)
             printed = progress
         pause(_POLL_S)
         try:
@@ -289,7 +289,7 @@ def _apply(name: str, rollout: str, gateway: GatewayOptions) -> Report:
     with gateway.fleet() as fleet:
         before = fleet.rollouts.get(rollout)
         if name in before.consequences:
-            typer.echo(before.consequences[name], err=True)
+            say(before.consequences[name], err=True)
         after = fleet.rollouts.command(rollout, name, before.revision)
     _print_warnings(after)
     return Report(after, f"{after.state}: {after.sentence}")

@@ -26,6 +26,8 @@ import structlog
 from structlog.stdlib import BoundLogger
 from structlog.typing import EventDict, Processor, WrappedLogger
 
+from firstline_core.telemetry.wording import escaped
+
 _VALUE_LIMIT_CHARACTERS = 2000
 _WRITE_DELAY_S = 0.01
 _COLLECTED_LEVELS = ("debug", "info")  # a process that crashes has written its warnings and errors
@@ -206,8 +208,6 @@ _PLAIN_TYPES = frozenset({str, int, float, bool, type(None)})
 _BELOW = ("stack", "exception")  # fields with lines of their own
 _HEAD = "%(timestamp)s [%(level)-9s] %(event)s [%(logger)s]"
 _NOT_FACTS = frozenset({"timestamp", "level", "event", "logger", *_BELOW})
-# Characters with which a caller's text could steer a terminal.
-_CONTROLS = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
 
 
 def _render_json(_logger: WrappedLogger, _method: str, event: EventDict) -> str:
@@ -216,10 +216,7 @@ def _render_json(_logger: WrappedLogger, _method: str, event: EventDict) -> str:
 
 def _escaped(event: EventDict) -> EventDict:
     """Returns an event with its control characters as text."""
-    return {
-        name: value.translate(_CONTROLS) if isinstance(value, str) and not value.isprintable() else value
-        for name, value in event.items()
-    }
+    return {name: escaped(value) if isinstance(value, str) else value for name, value in event.items()}
 
 
 def _render_text(_logger: WrappedLogger, _method: str, event: EventDict) -> str:
@@ -233,7 +230,7 @@ def _render_text(_logger: WrappedLogger, _method: str, event: EventDict) -> str:
     text = f"{head} {facts}" if facts else head
     for name in _BELOW:
         if event.get(name):
-            text += f"\n{event[name].translate(_CONTROLS)}"
+            text += f"\n{escaped(event[name])}"
     return text
 
 

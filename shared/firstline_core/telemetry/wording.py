@@ -11,7 +11,13 @@ _PLAIN = {
     "a valid number": "a number",
 }
 _LAST_S = 253_402_300_799.0  # the end of the year 9999, after which `datetime` has no times
+_CONTROLS = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
 _UNITS = ((86_400.0, "day"), (3600.0, "hour"), (60.0, "minute"))
+
+
+def escaped(text: str) -> str:
+    """Returns a text with its control characters as text, so that what others wrote does not steer a terminal."""
+    return text if text.isprintable() else text.translate(_CONTROLS)
 
 
 def counted(number: int, thing: str, things: str = "") -> str:

@@ -1,0 +1,18 @@
+"""What devices and gateways wrote is printed without effect on the terminal."""
+
+import pytest
+
+from firstline.cli.command import Report, print_report
+from firstline.cli.output import Output, say, table, warn
+
+STEERING = "\x1b]0;title\x07 \x9b31m red\r"
+SHOWN = "\\x1b]0;title\\x07 \\x9b31m red\\x0d"
+
+
+def test_no_printed_text_steers_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    print_report(Report({}, (STEERING, table("why", rows=[(STEERING,)]))), Output.TEXT)
+    say(STEERING, err=True)
+    warn(STEERING)
+    printed = capsys.readouterr()
+    assert printed.out.count(SHOWN) == 2 and printed.err.splitlines() == [SHOWN, f"Warning: {SHOWN}"]
+    assert (printed.out + printed.err).replace("\n", "").isprintable()
