@@ -146,7 +146,7 @@ async def test_a_selector_limits_devices_and_rollouts(site: Site) -> None:
     assert (await site.ask(kiel, "POST", f"{ROLLOUTS}/{made.json()['id']}/abort")).status_code == 200
 
 
-async def test_a_start_aborts_no_rollout_that_the_person_does_not_see(site: Site) -> None:
+async def test_a_start_aborts_no_unseen_rollout(site: Site) -> None:
     kiel = person(Role.OPERATOR, "site=kiel")
     whole = (await site.ask(None, "POST", ROLLOUTS, DEFINITION)).json()
     assert (await site.ask(None, "POST", f"{ROLLOUTS}/{whole['id']}/start")).status_code == 200

@@ -71,7 +71,7 @@ async def test_a_model_is_rolled_out_and_back(
     assert (await operator.get(one)).json()["state"] == "rolled_back"
 
 
-async def test_a_plan_of_a_large_fleet_may_take_longer_than_other_reads(
+async def test_a_plan_may_take_longer_than_other_reads(
     operator: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert (await operator.get(ROLLOUTS)).status_code == 200

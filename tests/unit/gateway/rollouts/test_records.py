@@ -18,7 +18,7 @@ def assigned(stage: int) -> dict[str, Assignment]:
     return {name: Assignment(name, stage, True, True, 0, DeviceState.WAITING) for name in NAMES}
 
 
-def test_a_stage_writes_each_device_once_and_restarts_its_baseline(database: Database) -> None:
+def test_a_stage_writes_each_device_once(database: Database) -> None:
     written: list[Any] = []
     event.listen(database._engine, "before_cursor_execute", lambda *arguments: written.extend(arguments[3]))
     with database.begin() as connection:
