@@ -76,7 +76,8 @@ def test_a_pair_of_files_is_served_until_ctrl_c(tmp_path: Path) -> None:
         pixels = solid(number % 3, 8) // 255 * level
         (tmp_path / "images" / f"{number:03}.png").write_bytes(encode(pixels.astype(np.uint8)))
     arguments = ["--edge", "colours.onnx", "--full", "colours.onnx", "--data", "images", "--name", "colours"]
-    arguments += ["--choose", "full=3"]  # pixels from 0 to 1: without labels, no settled model tells the range
+    # Pixels from 0 to 1 in the order RGB: without labels, no settled model tells them.
+    arguments += ["--choose", "full=3", "--choose", "full=1"]
     serving = ForkedProcess("firstline", "pair", *arguments, "--serve", "-o", "json", cwd=tmp_path)
     try:
         lines = iter(serving.stdout.readline, "")
