@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
+import numpy as np
+
 from firstline.workbench.model_file import ModelFile
 from firstline.workbench.recognition.reading import Choice, Feed, Reading, Surroundings
 from firstline_core.processing.steps import Datatype, InputSpec
@@ -23,6 +25,7 @@ _SHORTEST_S, _LONGEST_S = 0.1, 60.0
 _MOST_RATES = 4
 _LEAST_SAMPLES = 400
 _LEAST_WINDOW = 8  # numbers of a row that may be a window of a series
+_OF_IMAGENET, _CALIBRATED = (-2.118, 2.64), 0.05  # ends of its normalised pixels, and what calibration may miss
 _TOKENS = {"ids": r"(input|token|word)_?ids?$|^ids$", "mask": r"mask$", "types": r"(type|segment)_?ids?$"}
 
 
@@ -93,6 +96,9 @@ def image_input(file: ModelFile) -> Reading | None:
         low, high = held
         std = 255 / (high - low)
         quantised = f"scale:{-low * std + 0.0:.5g}:{std:.5g}"
+        if channels == 3 and np.allclose(held, _OF_IMAGENET, rtol=_CALIBRATED):
+            quantised = "imagenet"  # each colour has a range of its own within the one of the input
+            assumptions.append(f"its input holds {low:.3g} to {high:.3g}, as pixels with ImageNet's mean and deviation")
     return _begun(
         file,
         spec.name,

@@ -145,7 +145,7 @@ class Reading:
         geometry: how an image becomes this size: "squash", "corner", "center" or "crop", see `Choice.meaning`.
         padding: further arguments of a letterbox.
         scaling: the range of pixels, see `Choice.meaning`, unless `quantised`; "" for an input of bytes.
-        quantised: the step that fills the range of a quantised input.
+        quantised: the step that fills the range of a quantised input, or "imagenet" if the range is ImageNet's.
         rate: samples a second of a model of recordings; "" for other inputs.
         samples: that such a model takes; 0 for any number.
         standardized: "standardize" if the model takes rows less their mean, by their deviation; else "raw".
@@ -215,7 +215,8 @@ class Reading:
             steps.append("center_crop:0.875")
         letterbox = f":letterbox={self.geometry}:{self.padding}" if self.geometry in ("corner", "center") else ""
         resize = f"resize:{size[0]}x{size[1]}{letterbox}"
-        steps += [resize, self.quantised or _scale(self.scaling, self.mode)]
+        filled = _scale(self.quantised, self.mode) if self.quantised in _SCALES else self.quantised
+        steps += [resize, filled or _scale(self.scaling, self.mode)]
         if self.channels_first:
             steps.append("layout:NCHW")
         return ",".join(step for step in steps if step)

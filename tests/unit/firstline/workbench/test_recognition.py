@@ -125,6 +125,23 @@ def test_a_classifier_is_recognised(tmp_path: Path, outputs: Any, family: str, p
     assert (found.family, found.task, found.postprocess, found.sure) == (family, "classification", postprocess, SURE)
 
 
+@pytest.mark.parametrize(
+    ("held", "step"),
+    [
+        ((-2.1179, 2.64), "scale:123.675/116.28/103.53:58.395/57.12/57.375"),
+        ((-2.05, 2.55), "scale:123.675/116.28/103.53:58.395/57.12/57.375"),
+        ((-1.0, 1.0), "scale:127.5:127.5"),
+        ((0.0, 1.0), "scale:0:255"),
+        ((-2.1179, 1.0), "scale:173.21:81.786"),
+    ],
+)
+def test_the_range_of_a_quantised_input_gives_the_pixels(held: tuple[float, float], step: str) -> None:
+    image, scores = TensorSpec("image", "FP32", (1, 3, 32, 32)), TensorSpec("scores", "FP32", (1, 10))
+    (found,) = recognise(ModelFile("m.tflite", "tflite", (image,), (scores,), {"image": held}))
+    assert found.preprocess == f"decode:RGB,resize:32x32,{step},layout:NCHW"
+    assert not any(choice.field == "scaling" for choice in found.choices)
+
+
 def test_a_classifier_may_take_pixels_around_zero(tmp_path: Path) -> None:
     path = detector_graphs.constant_outputs(tmp_path / "model.onnx", {"logits": np.ones((1, 10), np.float32)})
     (found,) = read(path)
