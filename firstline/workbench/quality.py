@@ -19,14 +19,14 @@ from firstline_core.tasks.classification import Classification
 from firstline_core.types import Arrays, Sha256
 
 _SHUFFLES = 9
-_SURELY_FITS = 0.5  # of the loss by chance; with few or rare labels, chance does as well as a smaller loss
+_SURELY_FITS = 0.5  # of the loss by chance, with few or rare labels; or of all, where chance loses as much
 
 
 def require_fitting_labels(task: Task, outputs: Arrays, truth: Arrays) -> None:
     """Refuses labels that a model meets no better than by chance, such as labels in another order.
 
-    By chance is what the same answers lose if they are shuffled among the rows. Nothing is refused if that is the same
-    in any order, as for a model with one answer to all rows.
+    By chance is what the same answers lose if they are shuffled among the rows. If that is the same in any order, as
+    for one label of all rows, the answers have to be right more often than not.
 
     Args:
         task: of the model.
@@ -34,7 +34,8 @@ def require_fitting_labels(task: Task, outputs: Arrays, truth: Arrays) -> None:
         truth: of the same rows.
 
     Raises:
-        ConfigError: the answers lose no less in their own order than in others.
+        ConfigError: the answers lose no less in their own order than in others, or more than half where any order is
+            the same.
     """
     known = labelled_rows(truth)
     answers, labels = taken(outputs, known), taken(truth, known)
@@ -43,7 +44,8 @@ def require_fitting_labels(task: Task, outputs: Arrays, truth: Arrays) -> None:
     losses = [task.truth_loss({name: array[order] for name, array in answers.items()}, labels) for order in orders]
     own, *shuffled = (float(loss.mean(dtype=np.float64)) if loss.size else 0.0 for loss in losses)
     by_chance = float(np.mean(shuffled))
-    if own < min(shuffled) or own <= _SURELY_FITS * by_chance or max(shuffled) == min(shuffled):
+    in_any_order = max(shuffled) == min(shuffled)
+    if own < min(shuffled) or own <= _SURELY_FITS * (1 if in_any_order else by_chance):
         return
     raise ConfigError(
         f"The full model's answers meet the data's labels no better than by chance: their mean loss is {own:.2g}, and "
