@@ -76,15 +76,17 @@ def judge(
     against: list[str] = []
     if candidate.accuracy < source.accuracy - max_loss - 1e-9:
         against.append(
-            f"loses {100 * (source.accuracy - candidate.accuracy):.2f} points of accuracy against {source.id}, and "
+            f"it loses {100 * (source.accuracy - candidate.accuracy):.2f} points of accuracy against {source.id}, and "
             f"{100 * max_loss:g} are allowed"
         )
     best = max((one for one in there if one.kept), key=lambda one: one.kept or 0.0, default=None)
     if best is not None and best.kept and (candidate.kept or 0.0) < KEEPS * best.kept:
-        kept = f"keeps {100 * candidate.kept:.1f} %" if candidate.kept else "is not certified"
+        kept = f"it keeps {100 * candidate.kept:.1f} %" if candidate.kept else "it is not certified"
         against.append(f"{kept} where {best.id} keeps {100 * best.kept:.1f} % for the same promise")
     elif promised and not candidate.kept:
-        against.append("is not certified on this data, and what is there carries a certificate; give more images")
+        against.append(
+            "it is not certified on this data, and a model of the bundle has a certificate; give more images"
+        )
     rivals = [one for one in there if one.accuracy >= candidate.accuracy - max_loss - 1e-9]
     compared = {rival.id: _ratios(candidate, rival) for rival in rivals}
     against += [

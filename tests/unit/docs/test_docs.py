@@ -1,6 +1,7 @@
 """The pages name what there is: every reason, error, metric, setting and step, and figures as they were measured."""
 
 import re
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,9 @@ ANSWERS, ERRORS, MANIFEST, METRICS, MQTT, PROTOCOL = (
     (CHECKOUT / "docs" / "reference" / f"{name}.md").read_text()
     for name in ("answers", "errors", "manifest", "metrics", "mqtt", "protocol")
 )
+
+EXTRAS = {"av": r"firstline\[video\]"}
+"""Extras that install a package, by its module."""
 
 
 def listed(page: str) -> set[str]:
@@ -172,3 +176,24 @@ def _names(entry: str | list[Any] | dict[str, Any]) -> list[str]:
     if isinstance(entry, str):
         return [entry]
     return [name for part in (entry if isinstance(entry, list) else entry.values()) for name in _names(part)]
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if "```python" in page.read_text()], ids=lambda page: page.stem
+)
+def test_a_page_names_the_packages_of_its_scripts(page: Path) -> None:
+    text = page.read_text()
+    scripts = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    imported = {name for script in scripts for name in re.findall(r"^(?:import|from) (\w+)", script, re.MULTILINE)}
+    local = {name for script in scripts for name in re.findall(r"^# (?:\w+/)*(\w+)\.py$", script, re.MULTILINE)}
+    installed = {
+        "numpy",
+        "PIL",
+        "soundfile",
+        "tokenizers",
+        "firstline",
+        "firstline_core",
+        "firstline_edge",
+    }  # by the workbench
+    for package in imported - local - installed - sys.stdlib_module_names:
+        assert re.search(rf"pip install [^`]*(?:\b{package}\b|{EXTRAS.get(package, package)})", text), package

@@ -321,7 +321,7 @@ def test_uncertified_candidates_are_refused_unless_forced(tmp_path: Path) -> Non
     out = tmp_path / "next"
     text = _run(_DIGITS / "bundle", "--data", _HELDOUT, "--out", out).stdout
     assert "certified on 179: at most 1.5 % of edge answers disagree with the full model, with confidence 90 %" in text
-    assert "edge-onnx-static-int8 is refused: is not certified on this data" in text
+    assert "edge-onnx-static-int8 is refused: it is not certified on this data" in text
     assert ".." not in text
     assert "No bundle was written: no candidate was taken." in text
     assert not out.exists()

@@ -16,9 +16,12 @@ def candidate(**fields: float | Reading | None) -> Figures:
 @pytest.mark.parametrize(
     ("made", "says"),
     [
-        (candidate(accuracy=0.87, latency_ms=1.0), "loses 3.00 points of accuracy against source, and 2 are allowed"),
-        (candidate(latency_ms=1.0, kept=0.7), "keeps 70.0 % where source keeps 80.0 % for the same promise"),
-        (candidate(latency_ms=1.0, kept=0.0), "is not certified where source keeps 80.0 %"),
+        (
+            candidate(accuracy=0.87, latency_ms=1.0),
+            "it loses 3.00 points of accuracy against source, and 2 are allowed",
+        ),
+        (candidate(latency_ms=1.0, kept=0.7), "it keeps 70.0 % where source keeps 80.0 % for the same promise"),
+        (candidate(latency_ms=1.0, kept=0.0), "it is not certified where source keeps 80.0 %"),
         (candidate(latency_ms=9.5), "a tenth better in latency or size is the least that counts"),
         (candidate(latency_ms=13.0, size_bytes=700), "1.30 times slower, 1.43 times smaller against source: worse in"),
         (candidate(latency_ms=5.5, size_bytes=2000), "worse in size"),
@@ -99,7 +102,7 @@ def test_a_certified_bundle_needs_certified_candidates() -> None:
     assert judge(made, unproved[0], unproved, 0.02).accepted
     refused = judge(made, unproved[0], unproved, 0.02, promised=True)
     assert refused.reasons == (
-        "is not certified on this data, and what is there carries a certificate; give more images",
+        "it is not certified on this data, and a model of the bundle has a certificate; give more images",
     )
 
 
