@@ -1,6 +1,6 @@
 #!/bin/sh
-# Mosquitto in a container beside the gateway's: starts it once the gateway has written its files into the folder that
-# both mount, and has it read them anew (SIGHUP) within a second of a change. `run.sh FOLDER`.
+# Mosquitto in a container next to the gateway's: starts it when the gateway has written its files into the folder that
+# both mount, and lets it read them again (SIGHUP) within a second of a change. `run.sh FOLDER`.
 set -eu
 folder=${1:-/mosquitto/config}
 

@@ -49,15 +49,15 @@ def configuration(settings: Settings) -> str:
     pid_file = ""
     if broker.pid_file:
         path = Path(broker.pid_file).absolute()  # the broker may start in another folder
-        pid_file = f"\n# By it the gateway tells of revocations (SIGHUP).\npid_file {path}\n"
+        pid_file = f"\n# The gateway signals this process after a revocation (SIGHUP).\npid_file {path}\n"
     return f"""\
-# Written by the gateway from [broker] in gateway.toml: change it there.
+# The gateway writes this file from [broker] in gateway.toml: change it there.
 # The broker reads access list, revocations and certificates again on SIGHUP.
 per_listener_settings false
 allow_anonymous false
 acl_file {folder / ACCESS_LIST}
 {pid_file}
-# Devices: the certificate's name is the user and the client id, whatever the device says.
+# Devices: the name in the certificate is the user name and the client id; names that a device sends are ignored.
 listener {broker.port}
 max_connections {broker.connections}
 {tls}
@@ -67,26 +67,26 @@ require_certificate true
 use_identity_as_username true
 use_username_as_clientid true
 
-# Gateways: a password, and client ids of their own choice. Let only gateways reach this port.
+# Gateways: a password, and any client id. Let only gateways reach this port.
 listener {broker.gateway_port}
 {tls}
 password_file {folder / PASSWORDS}
 
-# Without it Nagle's algorithm and delayed acknowledgements hold a round trip back by 40 ms.
+# Without it, Nagle's algorithm and delayed acknowledgements add 40 ms to each round trip.
 set_tcp_nodelay true
 
 # The broker tells clients the largest packet, and disconnects those that send a larger one.
 max_packet_size {packet_bytes}
-# As many as a gateway works on at once.
+# The number of messages that a gateway processes at once.
 max_inflight_messages {settings.mqtt.concurrency}
-# What waits for a client that is slow or away; more is dropped, and asked again by the device.
+# The queue for a client that is slow or away. The broker drops further messages, and the device asks again.
 max_queued_messages 20000
 max_queued_bytes 268435456
-# A client that says nothing for one and a half of these (seconds) is gone.
+# Seconds; the broker disconnects a client that is silent for one and a half times as long.
 max_keepalive 120
 
-# Sessions and retained facts outlive a restart; inference payloads are never retained. A power cut loses what came
-# within the last minute: devices publish their facts at each connection, and the outbox sends again.
+# Sessions and retained messages survive a restart; inference payloads are never retained. A power cut loses the
+# messages of the last minute: devices publish their state at each connection, and the outbox sends again.
 persistence true
 persistence_location {broker.data_folder}/
 autosave_interval 60
@@ -112,13 +112,13 @@ def access_list(prefix: str, revoked: Iterable[str] = ()) -> str:
     ]
     device = [
         *(f"pattern write {prefix}/%u/{leaf}" for leaf in _DEVICE_WRITES),
-        "# What only the gateway writes, each device reads for itself alone.",
+        "# Only the gateway writes these topics; each device reads its own.",
         *(f"pattern read {prefix}/%u/{leaf}" for leaf in _DEVICE_READS),
     ]
     denied = [line for name in sorted(revoked) for line in (f"user {name}", "topic deny #", "")]
     return "\n".join(
         [
-            f"# Who may publish and read what below {prefix}. A device's user name is its certificate's: %u below.",
+            f"# Permissions for the topics below {prefix}. %u is a device's user name, from its certificate.",
             "",
             f"user {BROKER_USER}",
             *gateway,
