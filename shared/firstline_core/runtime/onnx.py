@@ -71,7 +71,7 @@ def run_alone(path: Path, provider: str, feed: Array) -> Array:
         InferenceError: the run failed.
     """
     ort = _onnxruntime()
-    failures, options = _failures(ort), _options(ort, 1)
+    failures, options = _failures(), _options(ort, 1)
     if provider != _CPU:
         options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
     try:
@@ -118,7 +118,7 @@ class OnnxRuntime:
             ModelLoadError: onnxruntime is missing, a provider is absent, or it cannot run the file.
         """
         ort = _onnxruntime()
-        self._failures = _failures(ort)
+        self._failures = _failures()
         model = _read(path) if content is None else content
         if problem := _absence(ort, providers):
             raise ModelLoadError(f"{path}: the configuration names {problem}")
@@ -211,9 +211,11 @@ def _onnxruntime() -> ModuleType:
     return module
 
 
-def _failures(ort: ModuleType) -> tuple[type[Exception], ...]:
+def _failures() -> tuple[type[Exception], ...]:
     """ONNX Runtime's exceptions share no base class, so they are collected."""
-    state = ort.capi.onnxruntime_pybind11_state
+    # Imported by its name: if the first import of onnxruntime was interrupted, the second has no attribute `capi`.
+    from onnxruntime.capi import onnxruntime_pybind11_state as state
+
     own = {found for found in vars(state).values() if isinstance(found, type) and issubclass(found, Exception)}
     return (*own, RuntimeError, ValueError, TypeError)
 

@@ -32,6 +32,12 @@ def test_a_model_runs_and_describes_its_inputs(tmp_path: Path) -> None:
     assert runtime.provider == "CPUExecutionProvider"
 
 
+def test_an_interrupted_import_can_be_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "onnxruntime")  # its parts stay imported
+    x = np.array([[1, 0]], np.float32)
+    np.testing.assert_allclose(load(linear(tmp_path / "m.onnx", WEIGHTS)).run({"x": x})["logits"], x @ WEIGHTS)
+
+
 def test_onnx_runtime_reports_nothing_to_its_makers(tmp_path: Path) -> None:
     model = linear(tmp_path / "m.onnx", WEIGHTS)
     load_it = "import sys; from pathlib import Path; from firstline_core.runtime.onnx import OnnxRuntime; "
