@@ -16,6 +16,8 @@ async def main(config: Path, model: str, files: list[Path]) -> None:
                 response = await agent.data_plane.infer_file(model, file.read_bytes())
             except FirstlineError as error:
                 sys.exit(f"{file}: {error.message} ({error.code})")
+            except OSError as error:
+                sys.exit(f"{file} cannot be read: {error.strerror}")
             outputs = {name: values.astype(float).round(3).tolist() for name, values in response.arrays.items()}
             answer = response.answer
             print(f"{file.name}: {outputs}, {answer.tier}: {answer.reason}, {answer.status}")
