@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 from types import FrameType
 
-from firstline_core.command_line import Parser, run_with_output
+from firstline_core.command_line import EXIT_INTERRUPTED, Parser, interruptible, run_with_output
 from firstline_core.errors import ConfigError, FirstlineError, missing_package
 from firstline_gateway import __version__
 
@@ -26,14 +26,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if (sys.argv[1:] if argv is None else argv)[:1] == ["run"]:
         signal.signal(signal.SIGHUP, _ignore)  # until the server takes over: a start reads the latest configuration
     try:
-        gc.disable()  # nothing of an import is garbage
-        try:
-            commands = parser()
-        finally:
-            gc.enable()
-        arguments = commands.parse_args(argv)
-        command: Callable[[argparse.Namespace], int] = arguments.command
-        return run_with_output(lambda: command(arguments), _report)
+        with interruptible():
+            return _run(argv)
     except ModuleNotFoundError as error:
         _report(missing_package(error, "firstline-gateway", "gateway").message)
         return 2
@@ -41,7 +35,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         _report(error.message)
         return 2 if isinstance(error, ConfigError) else 1
     except KeyboardInterrupt:
-        return 130
+        return EXIT_INTERRUPTED
+
+
+def _run(argv: Sequence[str] | None) -> int:
+    gc.disable()  # nothing of an import is garbage
+    try:
+        commands = parser()
+    finally:
+        gc.enable()
+    arguments = commands.parse_args(argv)
+    command: Callable[[argparse.Namespace], int] = arguments.command
+    return run_with_output(lambda: command(arguments), _report)
 
 
 def parser() -> Parser:

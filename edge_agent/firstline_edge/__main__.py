@@ -13,12 +13,10 @@ from collections.abc import Callable
 from importlib import import_module
 from types import FrameType
 
-from firstline_core.command_line import ended_by_signals, run_with_output
+from firstline_core.command_line import EXIT_INTERRUPTED, ended_by_signals, interruptible, run_with_output
 from firstline_core.errors import ConfigError, FirstlineError, missing_package
 from firstline_edge.cli.output import print_error
 from firstline_edge.cli.parser import FAILED, USAGE, parse
-
-_INTERRUPTED = 128 + signal.SIGINT
 
 
 def main() -> int:
@@ -26,7 +24,8 @@ def main() -> int:
     arguments = parse(sys.argv[1:])
     try:
         if arguments.module != "run":
-            return _run(arguments)
+            with interruptible():
+                return _run(arguments)
         signal.signal(signal.SIGHUP, _ignore)  # the start reads the latest configuration anyway
         with ended_by_signals():
             return _run(arguments)
@@ -37,7 +36,7 @@ def main() -> int:
         print_error(error.message)
         return USAGE if isinstance(error, ConfigError) else FAILED
     except KeyboardInterrupt:
-        return _INTERRUPTED
+        return EXIT_INTERRUPTED
 
 
 def _run(arguments: argparse.Namespace) -> int:

@@ -26,6 +26,9 @@ _CHOICES = re.compile(r"(.*invalid choice: '([^']*)') \(choose from (.*)\)", re.
 _NUMBER = re.compile(r"(.*)invalid (int|float) value: (.*)", re.DOTALL)
 _REQUIRED = re.compile(r"the following arguments are required: (.*)|one of the arguments (.*) is required", re.DOTALL)
 _VALUELESS = re.compile(r"argument (.*): expected (?:one|at least one) argument")
+EXIT_INTERRUPTED = 128 + signal.SIGINT
+_IMPORTING = "<frozen importlib._bootstrap>"
+"""Python's name for the file of its import system."""
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
@@ -150,6 +153,30 @@ def _end(_number: int, _frame: FrameType | None) -> None:
     An exception would not do: raised while a C extension is imported it is lost, and the half-imported module stays.
     """
     os._exit(0)
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Lets SIGINT end this process at once during an import, and raise KeyboardInterrupt at any other moment.
+
+    An exception would not do: raised while a C extension is imported it is lost, or crashes the interpreter.
+    """
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:  # the caller ignores it, as nohup does
+        yield
+        return
+    signal.signal(signal.SIGINT, _interrupted)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _interrupted(_number: int, frame: FrameType | None) -> None:
+    while frame is not None:
+        if frame.f_code.co_filename == _IMPORTING:
+            os._exit(EXIT_INTERRUPTED)
+        frame = frame.f_back
+    raise KeyboardInterrupt
 
 
 class Parser(argparse.ArgumentParser):

@@ -269,3 +269,16 @@ def test_signal_ends_a_start_that_loads_a_slow_model(ending: signal.Signals) -> 
             assert process.wait(10) == 0
         finally:
             process.kill()
+
+
+@pytest.mark.parametrize(
+    "command", [("firstline_edge", "status"), ("firstline_gateway", "check")], ids=lambda one: one[0]
+)
+def test_ctrl_c_during_an_import_ends_a_command(command: tuple[str, str], tmp_path: Path) -> None:
+    lost = "import os, signal\ntry:\n    os.kill(os.getpid(), signal.SIGINT)\nexcept KeyboardInterrupt:\n    pass\n"
+    (tmp_path / "orjson.py").write_text(lost)  # as the import of a C extension loses the exception
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-m", *command], env=environment, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (130, "")
