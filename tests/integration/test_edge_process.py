@@ -7,12 +7,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
 import pytest
 from support.agent import DIGITS
 from support.forks import ForkedProcess, run_forked
+from support.images import noise
 from support.processes import TierProcess
 from support.waiting import wait_until
 
@@ -55,24 +57,63 @@ def test_signal_stops_the_agent(agent: TierProcess, number: signal.Signals) -> N
     assert agent.stop(number) == 0
 
 
+_LOADS_FOR_MINUTES = """
+import hashlib, sys
+from firstline_edge.__main__ import main
+from firstline_edge.models import loading
+
+def load(*_: object) -> None:
+    print("loading", flush=True)
+    hashlib.pbkdf2_hmac("sha256", b"model", b"", 500_000_000)  # in C
+
+loading.load_edge = load
+sys.exit(main())
+"""
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_signal_stops_an_agent_that_starts(config: Path, tmp_path: Path, number: signal.Signals) -> None:
-    bundles = tmp_path / "bundles"
-    for copy in range(40):  # so that there is time to stop it
-        (bundles / str(copy)).parent.mkdir(exist_ok=True)
-        (bundles / str(copy)).symlink_to(DIGITS)
-    config.write_text(config.read_text().replace(str(DIGITS), str(bundles)))
-    process = subprocess.Popen(
-        [sys.executable, "-m", "firstline_edge", "run", "--config", str(config), "--port", "0"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    wait_until((tmp_path / "state" / "lock").exists)
-    process.send_signal(number)
-    out, said = process.communicate(timeout=20)
+def test_signal_stops_an_agent_that_loads_a_slow_model(config: Path, number: signal.Signals) -> None:
+    command = [sys.executable, "-c", _LOADS_FOR_MINUTES, "run", "--config", str(config), "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None and process.stdout.readline() == "loading\n"
+            process.send_signal(number)
+            out, said = process.communicate(timeout=20)
+        finally:
+            process.kill()
     assert (process.returncode, out) == (0, "")
     assert "Traceback" not in said
+
+
+_RUNS_FOR_A_SECOND = """
+import hashlib, sys
+from pathlib import Path
+from firstline_edge.__main__ import main
+from firstline_edge.models.models import EdgeModel
+
+run = EdgeModel.run
+
+def run_slowly(*arguments: object, **options: object) -> object:
+    Path(__file__).with_name("runs").touch()
+    hashlib.pbkdf2_hmac("sha256", b"model", b"", 1_000_000)  # in C
+    return run(*arguments, **options)
+
+EdgeModel.run = run_slowly
+EdgeModel.quick = lambda *_: False  # in a thread, as slow models do
+sys.exit(main())
+"""
+
+
+def test_signal_lets_a_slow_model_answer_first(config: Path) -> None:
+    script = config.with_name("slow.py")
+    script.write_text(_RUNS_FOR_A_SECOND)
+    agent = TierProcess(str(script), "--config", config, log=config.with_suffix(".log"))
+    with agent, ThreadPoolExecutor(1) as threads:
+        address = f"{agent.url}/firstline/v1/models/digits/infer?timeout=60000000"
+        asked = threads.submit(httpx.post, address, content=noise(side=28), timeout=60, trust_env=False)
+        wait_until(config.with_name("runs").exists)
+        assert agent.stop() == 0
+        assert asked.result().status_code == 200
 
 
 def test_agent_runs_without_its_ready_line_if_the_disk_refuses_it(config: Path, tmp_path: Path) -> None:

@@ -251,6 +251,18 @@ async def test_expired_job_states_the_outage(tmp_path: Path) -> None:
         assert executor.away in reply.json()["error"]
 
 
+async def test_expired_job_hides_what_only_the_operator_may_know(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(_: object) -> InferResponse:
+        raise errors.StoreUnavailableError("10.0.0.7 refuses.", public="The gateway's store refuses.")
+
+    async with running(settings_of(tmp_path, jobs__age_s=0.5)) as (gateway, client):
+        monkeypatch.setattr(gateway.plane, "infer", refuse)
+        ended = (await fetch(client, await submit(client))).json()["error"]
+        assert ended == "The job could not be run within 0.5 s (jobs.age_s). The gateway's store refuses."
+
+
 async def test_job_whose_answer_was_not_stored_runs_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, seconds in (("_LEASE_S", 0.5), ("_RENEW_S", 0.1), ("_LOOK_S", 0.1)):
         monkeypatch.setattr(jobs_module, name, seconds)
