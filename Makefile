@@ -12,7 +12,7 @@ PEERS := bargain mlserver pytriton
 # An interpreter without a tflite-runtime wheel (Python 3.12 and later) leaves that environment out.
 TFLITE := $(if $(shell $(TFLITE_PYTHON) -c 'import sys; print(sys.version_info[:2] == (3, 11) or "")' 2>/dev/null),tflite)
 
-.PHONY: help demo test check reference docs format bench clients wheel bills audit resolve lock clean rewritten tflite
+.PHONY: help demo test check reference docs format bench clients wheel bills audit resolve lock clean rewritten environments tflite
 
 help: ## list these targets
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -20,13 +20,15 @@ help: ## list these targets
 demo: .venv/demo.stamp ## install, then run both tiers on this machine, with the link cut for a while
 	@$(BIN)/firstline demo $(DEMO_ARGS)
 
-# The started processes read compiled modules: ours, and pytest's rewritten plugins.
-test: export PYTHONDONTWRITEBYTECODE :=
-test: rewritten check mosquitto postgres prometheus kubectl node chromium .venv-browser/stamp .venv-clients/stamp .venv-typescript/stamp $(TFLITE) ## format, lint, types, layers and every test
+# In the background, because most of the check is mypy, which keeps one core busy.
+test: rewritten ## format, lint, types, layers and every test
+	@$(MAKE) check & check=$$!; $(MAKE) environments; wait $$check
 	$(BIN)/pytest $(PYTEST_ARGS) $(PARALLEL)
 
-# In the background, because the check leaves a core idle: otherwise each pytest process would rewrite every test, and
-# make the table of characters that Hypothesis keeps, for two seconds.
+environments: mosquitto postgres prometheus kubectl node chromium .venv-browser/stamp .venv-clients/stamp .venv-typescript/stamp $(TFLITE)
+
+# Otherwise each pytest process would rewrite every test, and make the table of characters that Hypothesis keeps, for two
+# seconds.
 rewritten: .venv/test.stamp
 	@($(BIN)/pytest -q --collect-only -p no:cacheprovider; \
 	  $(BIN)/python -c 'from hypothesis import given, strategies; given(strategies.text())(lambda text: None)()' \

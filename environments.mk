@@ -14,6 +14,8 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-print-directory
+# The first process that imports a module compiles it for the hundreds that follow.
+unexport PYTHONDONTWRITEBYTECODE
 
 BIN := .venv/bin
 UV := $(BIN)/uv
@@ -68,8 +70,6 @@ wrk:
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --requirement $<
 	touch $@
 
-# The tests start hundreds of processes; PYTHONDONTWRITEBYTECODE may keep them from compiling their imports.
-.venv/test.stamp: export UV_COMPILE_BYTECODE := 1
 # The development lock contains the demo's packages in the same versions.
 .venv/test.stamp: requirements/dev.lock pyproject.toml .venv/uv.stamp
 	$(call install,.venv,$<)

@@ -14,7 +14,8 @@ NAMES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,20}", fullmatch=True)
 PATHS = st.from_regex(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,9}(/[A-Za-z0-9_-][A-Za-z0-9._-]{0,9}){0,2}", fullmatch=True)
 FLOATS = st.floats(allow_nan=False, allow_infinity=False)
 SIZES = st.integers(1, 16384)
-ARTEFACTS = st.builds(Artefact, PATHS, st.from_regex(r"[0-9a-f]{64}", fullmatch=True), st.integers(0, 2**40))
+SHA256 = st.binary(min_size=32, max_size=32).map(bytes.hex)
+ARTEFACTS = st.builds(Artefact, PATHS, SHA256, st.integers(0, 2**40))
 CHANNELS = st.lists(FLOATS, max_size=4).map(tuple)
 PRE: Any = st.one_of(
     st.builds(steps.Decode, st.sampled_from(["RGB", "L"])),
@@ -30,7 +31,7 @@ SCORES = st.builds(Score, st.sampled_from(["max_probability", "margin", "entropy
     Score, st.just("graph"), st.just(1.0), ARTEFACTS
 )
 SHAPES = st.lists(st.integers(1, 99) | st.just(-1), max_size=3).map(lambda sizes: (-1, *sizes))
-INPUT_NAMES = st.text(min_size=1, max_size=5)
+INPUT_NAMES = st.text(min_size=1, max_size=5).filter(lambda name: not name.startswith("edge/"))  # of audits
 INPUTS = st.builds(steps.InputSpec, INPUT_NAMES, st.sampled_from(["FP32", "UINT8", "INT64"]), SHAPES) | st.builds(
     steps.InputSpec, INPUT_NAMES, st.just("BYTES"), st.just((-1,)), st.sampled_from(["image", "audio", "text"])
 )

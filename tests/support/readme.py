@@ -27,8 +27,7 @@ from pathlib import Path
 
 from support import forks
 
-START_TIMEOUT_S = 20.0
-COMMAND_TIMEOUT_S = 60.0
+TIMEOUT_S = 60.0
 
 _KINDS = ("toml", "python", "javascript", "console", "sh", "text")
 _FILE = re.compile(r"(?:#|//) ([\w.-]+\.\w+)(, continued)?$")
@@ -243,7 +242,7 @@ class Reader:
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 text=True,
-                timeout=COMMAND_TIMEOUT_S,
+                timeout=TIMEOUT_S,
             )
         if done.returncode:
             raise MismatchError(
@@ -266,7 +265,7 @@ class Reader:
         with selectors.DefaultSelector() as selector:
             selector.register(process.stdout, selectors.EVENT_READ)
             # Buffered lines are not seen by the selector, and a process writes all lines of its start at once.
-            started = selector.select(START_TIMEOUT_S)
+            started = selector.select(TIMEOUT_S)
             lines = [process.stdout.readline() for _ in command.output or ("",)] if started else []
         if not all(lines) or not lines:
             raise MismatchError(
@@ -277,7 +276,7 @@ class Reader:
     def _stop(self, name: str) -> None:
         process = self._servers.pop(name)
         process.send_signal(signal.SIGINT)  # what Ctrl-C sends
-        output, _ = process.communicate(timeout=START_TIMEOUT_S)
+        output, _ = process.communicate(timeout=TIMEOUT_S)
         if process.returncode or output:
             raise MismatchError(f"`{name} run` ended with {process.returncode} and said: {output}")
 
@@ -303,7 +302,7 @@ def environ(home: Path, **more: str) -> dict[str, str]:
         script.chmod(script.stat().st_mode | stat.S_IXUSR)
     kept = {key: value for key, value in os.environ.items() if not key.startswith("FIRSTLINE_")}
     path = os.pathsep.join([str(scripts), str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
-    return kept | {"PATH": path, "HOME": str(home), "PYTHONDONTWRITEBYTECODE": "1"} | more
+    return kept | {"PATH": path, "HOME": str(home)} | more
 
 
 def links(page: str) -> Iterator[tuple[str, str]]:
