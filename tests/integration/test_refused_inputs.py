@@ -161,7 +161,8 @@ async def site(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[
             link = mqtt_link(broker)
         port = free_port()
         models = {"models__directories": [str(tmp_path / "models")], "grpc__enabled": True, "grpc__port": port}
-        settings = edge_settings(tmp_path / "state", links=[link], **models)
+        # A busy machine takes longer than the default.
+        settings = edge_settings(tmp_path / "state", links=[link], policy__default_timeout_ms=60_000, **models)
         agent, agent_url = await opened.enter_async_context(serving_agent(settings))
         access = access_of(settings.api)
         await opened.enter_async_context(edge_server.serving_grpc(agent.data_plane, access, BodyBudget(1 << 20)))

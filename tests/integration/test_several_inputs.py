@@ -46,7 +46,8 @@ def asked(*names: str, a: tuple[float, ...] = (SURE, UNSURE), **fields: Any) -> 
 async def agent_at(folder: Path, url: str, **settings: Any) -> AsyncIterator[EdgeAgent]:
     links = [{"kind": "http", "url": url, "token_file": str(folder / "key")}]
     (folder / "key").write_text("fl_" + "a" * 43)
-    models = {"models__directories": [str(folder / "models")], "links": links}
+    models: dict[str, Any] = {"models__directories": [str(folder / "models")], "links": links}
+    models["policy__default_timeout_ms"] = 60_000  # a busy machine takes longer than the default
     async with EdgeAgent(edge_settings(folder / "state", **models, **settings)) as agent:
         yield agent
 
