@@ -143,6 +143,8 @@ async def test_a_selector_limits_devices_and_rollouts(site: Site) -> None:
     assert (await site.ask(kiel, "GET", f"{AUDIT_PATH}?subject=rollout:other")).status_code == 404
     listed = (await site.ask(kiel, "GET", ROLLOUTS)).json()["rollouts"]
     assert [one["id"] for one in listed] == [made.json()["id"]]
+    page = (await site.ask(kiel, "GET", f"{ROLLOUTS}?limit=1")).json()  # `other` is newer
+    assert [one["id"] for one in page["rollouts"]] == [made.json()["id"]]
     assert (await site.ask(kiel, "POST", f"{ROLLOUTS}/{made.json()['id']}/abort")).status_code == 200
 
 

@@ -46,9 +46,7 @@ def rollout_routes(rollouts: Rollouts, access: Access) -> APIRouter:
         limit: PageLimit = 100,
     ) -> Response:
         """The rollouts, newest first; of one bundle, or of all."""
-        page = await rollouts.page(after, limit, bundle)
-        shown = tuple(one for one in page.rollouts if sees_rollout(person, one.definition["selector"]))
-        return answer(wire.RolloutPage(shown, page.after))
+        return answer(await _seen_page(rollouts, person, after, limit, bundle))
 
     @router.post(wire.ROLLOUTS_PATH, status_code=201, openapi_extra=body_schema(Definition))
     async def create_rollout(request: Request, principal: Operator, person: OnBehalf) -> Response:
@@ -113,6 +111,19 @@ def rollout_routes(rollouts: Rollouts, access: Access) -> APIRouter:
         return answer(rollout, etag=str(rollout.revision))
 
     return router
+
+
+async def _seen_page(
+    rollouts: Rollouts, person: Person | None, after: str, limit: int, bundle: str
+) -> wire.RolloutPage:
+    """Returns the next page with a rollout that the person sees; an empty one if there is none."""
+    shown: tuple[wire.RolloutSummary, ...] = ()
+    following: str | None = after
+    while following is not None and not shown:
+        page = await rollouts.page(following, limit, bundle)
+        shown = tuple(one for one in page.rollouts if sees_rollout(person, one.definition["selector"]))
+        following = page.after
+    return wire.RolloutPage(shown, following)
 
 
 async def check_own(rollouts: Rollouts, person: Person | None, rollout_id: str) -> None:
