@@ -52,8 +52,8 @@ class EscalationLimiter:
     def active_brake(self) -> Brake | None:
         """The brake while it is in force; otherwise None."""
         brake = self.brake
-        if brake is not None and 0 < brake.until_s <= self._clock.wall_s():
-            self.brake = brake = None
+        if brake is None or 0 < brake.until_s <= self._clock.wall_s():
+            return None  # a clock that is set back later puts the brake in force again
         return brake
 
     def before(self, inner: BudgetGate) -> BudgetGate:

@@ -85,6 +85,15 @@ async def test_the_brake_survives_a_restart_and_ends_by_itself(tmp_path: Path) -
     assert passes(again) and again.status() is None
 
 
+def test_the_brake_returns_when_a_clock_that_was_ahead_is_corrected(tmp_path: Path) -> None:
+    clock = SimulatedClock(wall_start_s=3600.0 * 1000)
+    limiter = limiter_at(tmp_path, clock, 0, until_s=3600.0 * 1000 + 100)
+    clock.set_wall_s(3600.0 * 2000)
+    assert passes(limiter) and limiter.status() is None
+    clock.set_wall_s(3600.0 * 1000)
+    assert not passes(limiter) and limiter.status() is not None
+
+
 @given(st.lists(st.tuples(st.integers(1, 5), st.integers(0, 4000)), max_size=40), st.integers(0, 10))
 def test_no_hour_has_more_than_the_brake_allows(asked: list[tuple[int, int]], per_hour: int) -> None:
     clock = SimulatedClock()
