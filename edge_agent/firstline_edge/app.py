@@ -34,7 +34,7 @@ from firstline_edge.api.app import App
 from firstline_edge.api.data_plane import EdgeDataPlane
 from firstline_edge.api.erasure import Erasure
 from firstline_edge.api.operations import Operations, birth_message
-from firstline_edge.api.server import bound_sockets, release_startup_memory, serving, serving_grpc
+from firstline_edge.api.server import Drain, bound_sockets, release_startup_memory, serving, serving_grpc
 from firstline_edge.audits import certificate_reports
 from firstline_edge.audits.audit_sender import AuditSender
 from firstline_edge.audits.auditor import Auditor
@@ -108,7 +108,11 @@ async def run_agent(
             for number, event in ((signal.SIGTERM, stop), (signal.SIGINT, stop), (signal.SIGHUP, hangup)):
                 asyncio.get_running_loop().add_signal_handler(number, event.set)
             agent.start_reloading(read, access, hangup)
-            async with serving_grpc(agent.data_plane, access, app.bodies), serving(app, listeners):
+            drain = Drain()
+            async with (
+                serving_grpc(agent.data_plane, access, app.bodies, drain),
+                serving(app, listeners, drain=drain),
+            ):
                 release_startup_memory()
                 ready(url)
                 await stop.wait()
@@ -213,7 +217,7 @@ class EdgeAgent:
         directories = settings.models.folders
         copies = BundleCopies(self.state.copies_path, settings.models.copies_limit_bytes)
         self.models = open_models(directories, self._load_bundle, copies, list(installed.values()))
-        opened.callback(self.models.close)
+        opened.callback(self._close_models)
         opened.callback(self._workers.close)  # before the models, which its last runs use
         self.samples = SampleLog(self.state.samples_path, settings.audit.samples_limit_bytes)
         opened.callback(self.samples.close)
@@ -225,6 +229,10 @@ class EdgeAgent:
         self.reloading = Reloading(
             self.models, self.certificates, directories, self._load_bundle, copies, replacements=replacements
         )
+
+    def _close_models(self) -> None:
+        if self._workers.ended:  # otherwise the last run, which uses them, ends with the process
+            self.models.close()
 
     def _open_storage(self, opened: AsyncExitStack) -> None:
         settings, state, clock = self._configured, self.state, self._clock

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import errno
 import io
+import logging
 import os
 import re
 import signal
@@ -29,6 +30,7 @@ _VALUELESS = re.compile(r"argument (.*): expected (?:one|at least one) argument"
 EXIT_INTERRUPTED = 128 + signal.SIGINT
 _IMPORTING = "<frozen importlib._bootstrap>"
 """Python's name for the file of its import system."""
+_THREAD_END_S = 0.5  # for a thread that has no work left
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
@@ -116,6 +118,21 @@ def _text_file(stream: TextIO, raw: type[io.FileIO], *, line_buffering: bool) ->
         errors="backslashreplace",  # names of files need not be UTF-8
         line_buffering=line_buffering,
     )
+
+
+def has_working_thread() -> bool:
+    """Returns whether a thread is at work, for which the interpreter's own end would wait; none can be made to stop."""
+    others = [each for each in threading.enumerate() if not each.daemon and each is not threading.current_thread()]
+    for each in others:
+        each.join(_THREAD_END_S)
+    return any(each.is_alive() for each in others)
+
+
+def end_now(code: int) -> NoReturn:
+    """Ends the process with its output written, and nothing else closed."""
+    sys.stdout.flush()
+    logging.shutdown()  # writes the last lines
+    os._exit(code)
 
 
 @contextmanager

@@ -15,8 +15,14 @@ import pytest
 from support.agent import DIGITS
 from support.forks import ForkedProcess, run_forked
 from support.images import noise
+from support.laborious import looping
 from support.processes import TierProcess
 from support.waiting import wait_until
+
+from bench.support.bundles import artefact
+from firstline_core.bundle.manifest import Manifest, Model, encode_manifest
+from firstline_core.processing.steps import InputSpec, ModelInput, Softmax
+from firstline_core.tasks.classification import Classification
 
 RSS_LIMIT_KIB = 120 * 1024  # 90 MB is the aim; a debug allocator or another libc may take more
 START_LIMIT_S = 10.0  # under a second where nothing else runs
@@ -33,6 +39,22 @@ def agent_of(config: Path, *arguments: str, forked: bool = True) -> TierProcess:
     """An agent that is not yet started."""
     log = config.with_suffix(".log")
     return TierProcess("firstline_edge", "--config", config, *arguments, log=log, forked=forked)
+
+
+def looping_bundle(folder: Path) -> Path:
+    """Writes a bundle whose model takes as long as its input says."""
+    folder.mkdir()
+    path = looping(folder / "edge.onnx")
+    model = Model("edge", artefact(path, folder), "onnx", "fp32", (ModelInput("x"),), postprocess=(Softmax(),))
+    manifest = Manifest(
+        name="looping",
+        version=1,
+        task=Classification(("yes", "no")),
+        inputs=(InputSpec("x", "FP32", (-1, 2)),),
+        edge=(model,),
+    )
+    (folder / "manifest.json").write_bytes(encode_manifest(manifest))
+    return folder
 
 
 @pytest.fixture
@@ -114,6 +136,16 @@ def test_signal_lets_a_slow_model_answer_first(config: Path) -> None:
         wait_until(config.with_name("runs").exists)
         assert agent.stop() == 0
         assert asked.result().status_code == 200
+
+
+def test_signal_ends_an_agent_whose_model_still_runs(config: Path, tmp_path: Path) -> None:
+    config.write_text(config.read_text().replace(str(DIGITS), str(looping_bundle(tmp_path / "looping"))))
+    asked = {"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [1e7, 0.0]}
+    body = {"inputs": [asked], "parameters": {"timeout": 1_000_000}}
+    with agent_of(config) as agent:
+        answer = httpx.post(f"{agent.url}/v2/models/looping/infer", json=body, trust_env=False, timeout=30)
+        assert answer.json()["code"] == "deadline_exceeded"  # a thread computes on
+        assert agent.stop() == 0
 
 
 def test_agent_runs_without_its_ready_line_if_the_disk_refuses_it(config: Path, tmp_path: Path) -> None:

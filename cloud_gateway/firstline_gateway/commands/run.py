@@ -5,13 +5,10 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import logging
-import os
-import sys
 import threading
 from functools import partial
 
-from firstline_core.command_line import Commands, announce, ended_by_signals
+from firstline_core.command_line import Commands, announce, end_now, ended_by_signals
 from firstline_gateway.commands.base import add_action, naming_sources, settings_of, show
 
 
@@ -65,10 +62,7 @@ def _serve(arguments: argparse.Namespace) -> int:
     tracing.close()
     loads = [each for each in threading.enumerate() if each.name.startswith("model-loader") and each.is_alive()]
     if loads or not ended:
-        # No thread can be made to stop, and the interpreter's own end would wait for it.
-        sys.stdout.flush()
-        logging.shutdown()  # writes the last lines
-        os._exit(0 if ended else 1)
+        end_now(0 if ended else 1)  # no thread can be made to stop, and the interpreter's own end would wait for it
     return 0
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import errno
 import gc
+import math
 import os
 import socket
 import stat
 from collections.abc import AsyncIterator, Iterable, Iterator
 from pathlib import Path
 
+from firstline_core.clock import SYSTEM_CLOCK
 from firstline_core.errors import CapacityError, ConfigError
 from firstline_core.protocol.cors import with_cors
 from firstline_core.protocol.http import BodyBudget
@@ -26,7 +28,23 @@ from firstline_edge.settings.settings import ApiSection
 
 log = logger(__name__)
 
-_DRAIN_S = 10  # for requests in flight after the signal to stop
+_DRAIN_S = 10.0
+
+
+class Drain:
+    """The time for requests in flight after the signal to stop, which both servers share.
+
+    It begins when the first of them stops.
+    """
+
+    def __init__(self) -> None:
+        self._ends_s = math.inf
+
+    def left_s(self) -> float:
+        """Returns the rest of the time in seconds."""
+        now_s = SYSTEM_CLOCK.monotonic_s()
+        self._ends_s = min(self._ends_s, now_s + _DRAIN_S)
+        return max(0.0, self._ends_s - now_s)
 
 
 @contextlib.contextmanager
@@ -53,7 +71,7 @@ def bound_sockets(section: ApiSection) -> Iterator[tuple[list[socket.socket], st
 
 @contextlib.asynccontextmanager
 async def serving(
-    app: App, listeners: Iterable[socket.socket], limits: ServerLimits | None = None
+    app: App, listeners: Iterable[socket.socket], limits: ServerLimits | None = None, drain: Drain | None = None
 ) -> AsyncIterator[None]:
     """Serves the API on bound sockets, and stops without losing an answer."""
     connections = connections_within_descriptors()
@@ -65,11 +83,13 @@ async def serving(
         yield
     finally:
         app.streams.close()  # otherwise the server would wait for them
-        await server.stop(_DRAIN_S)
+        await server.stop((drain or Drain()).left_s())
 
 
 @contextlib.asynccontextmanager
-async def serving_grpc(agent: EdgeDataPlane, access: Access, bodies: BodyBudget) -> AsyncIterator[None]:
+async def serving_grpc(
+    agent: EdgeDataPlane, access: Access, bodies: BodyBudget, drain: Drain | None = None
+) -> AsyncIterator[None]:
     """Serves gRPC too if the settings enable it.
 
     Raises:
@@ -91,7 +111,7 @@ async def serving_grpc(agent: EdgeDataPlane, access: Access, bodies: BodyBudget)
     try:
         yield
     finally:
-        await server.stop(_DRAIN_S)
+        await server.stop((drain or Drain()).left_s())
 
 
 def release_startup_memory() -> None:

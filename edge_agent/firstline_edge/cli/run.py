@@ -5,9 +5,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+from collections.abc import Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from typing import Any
 
-from firstline_core.command_line import announce
+from firstline_core.command_line import announce, end_now, has_working_thread
 from firstline_core.telemetry import logs, tracing
 from firstline_edge.app import run_agent
 from firstline_edge.cli.output import print_error
@@ -41,7 +44,7 @@ def command(arguments: argparse.Namespace) -> int:
         tracing.configure("firstline-edge", found.endpoint, found.sample, instance=settings.device_id)
         try:
             with naming_sources(arguments.config, overrides, configuration, is_last_good=bool(problem)):
-                asyncio.run(
+                _run(
                     run_agent(settings, ready, partial(load, arguments.config, overrides=overrides), problems=problems)
                 )
         finally:
@@ -50,3 +53,14 @@ def command(arguments: argparse.Namespace) -> int:
         print_error(f"The agent stopped: {error}; `edge-agent doctor` says what this device lacks.")
         return FAILED
     return OK
+
+
+def _run(agent: Coroutine[Any, Any, None]) -> None:
+    """Runs the agent to its end, which does not wait for a model that still runs or loads in a thread."""
+    with asyncio.Runner() as runner, ThreadPoolExecutor(thread_name_prefix="agent") as threads:
+        runner.get_loop().set_default_executor(threads)
+        runner.run(agent)
+        threads.shutdown(wait=False, cancel_futures=True)
+        if has_working_thread():
+            tracing.close()
+            end_now(OK)

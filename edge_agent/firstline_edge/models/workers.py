@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, TypeVar
 
 from firstline_core.clock import SYSTEM_CLOCK, Clock
@@ -15,6 +15,7 @@ A = TypeVar("A")
 R = TypeVar("R")
 
 _STEP = 1.05
+_END_S = 1.0  # for calls in progress when the agent ends
 
 
 class Workers:
@@ -87,8 +88,14 @@ class Workers:
         return await asyncio.wrap_future(future)
 
     def close(self) -> None:
-        """Waits for the calls in progress, and drops those that wait."""
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        """Drops the calls that wait, and gives those in progress a second: no thread can be made to stop."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        wait(self._expected_s, timeout=_END_S)
+
+    @property
+    def ended(self) -> bool:
+        """Whether no call is in progress, so that what the calls use may be freed."""
+        return all(future.done() for future in self._expected_s)
 
     def _call(self, call: Callable[[A], R], argument: A, deadline_s: float, expected_s: float) -> R:
         if self._clock.monotonic_s() >= deadline_s:

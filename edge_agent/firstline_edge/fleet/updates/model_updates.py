@@ -8,6 +8,7 @@ before the model is loaded.
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 from functools import partial
 from pathlib import Path
@@ -103,7 +104,7 @@ class ModelUpdates(UpdateStateMachine[Slot, DesiredModel]):
         """Tests the model in the staged slot, and makes it answer requests; rejects it without tries left.
 
         A model can kill the process that loads it, so each test uses up a try before it loads anything. A test that
-        ends with an error gives the try back.
+        ends with an error, or with a signal to the agent to stop, gives the try back.
 
         Raises:
             UpdateError: it failed the test.
@@ -118,7 +119,7 @@ class ModelUpdates(UpdateStateMachine[Slot, DesiredModel]):
         await self._services.off_loop(write, tested)
         try:
             loaded = await self._serving.load_for_trial(self._folder / self._slot)
-        except Exception:  # the process lives
+        except (Exception, asyncio.CancelledError):  # the process lives, or an operator ends it
             await self._services.off_loop(write, before)
             raise
         await self._store(tested.begin_trial(self._limits.trial_tries, self._now_s()))

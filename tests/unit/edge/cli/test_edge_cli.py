@@ -409,3 +409,25 @@ class TestDoctor:
         assert (code, finding["severity"]) == (1, "error")
         assert "names CUDAExecutionProvider" in finding["detail"] and "CPUExecutionProvider" in finding["detail"]
         assert "firstline[edge-core]" in finding["advice"]
+
+
+def test_the_end_does_not_wait_for_a_call_in_a_thread() -> None:
+    """Such as the load of a model that an update brought."""
+    script = """
+        import asyncio
+        import threading
+
+        from firstline_edge.cli.run import _run
+
+        async def agent() -> None:
+            began, ended = threading.Event(), threading.Event()
+            asyncio.get_running_loop().run_in_executor(None, lambda: (began.set(), ended.wait()))
+            await asyncio.to_thread(began.wait)
+            print("stopped")
+
+        _run(agent())
+        """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "stopped\n", "")

@@ -3,8 +3,10 @@
 import asyncio
 import threading
 
+import pytest
 from support.escalations import settle
 
+from firstline_edge.models import workers as module
 from firstline_edge.models.workers import Workers
 
 
@@ -21,3 +23,16 @@ async def test_the_wait_is_that_of_running_and_queued_calls() -> None:
     await settle()
     assert workers.wait_s == 0.0
     workers.close()
+
+
+async def test_closing_does_not_wait_for_an_endless_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_END_S", 0.01)
+    workers, go = Workers(1, 8), threading.Event()
+    running, waiting = (asyncio.create_task(workers.run(lambda _: go.wait(), None)) for _ in range(2))
+    await settle()
+    workers.close()
+    assert not workers.ended
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    go.set()
+    assert await running and workers.ended

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from support.updates import NAME, Device, HastyClock, Registry, bundle_at, full_disk
 
 from firstline_core import errors
+from firstline_core.clock import end_tasks
 from firstline_core.fleet.target import Hardware
 from firstline_core.fleet.twin import UPDATES, DesiredModel, Window
 from firstline_core.fleet.update import UpdateState
@@ -149,6 +150,28 @@ async def test_a_test_that_ends_with_an_error_uses_up_no_try(
         for _ in range(device.tries + 1):
             device.clock.pass_by(await device.step())
             assert device.state[0] is S.STAGED and device.updater.updates()[0].tries == 0
+    await reached(device, S.TRIAL)
+    assert device.version == 2
+
+
+async def test_stops_during_the_test_use_up_no_try(
+    device: Device, wanted: DesiredModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loading = asyncio.Event()
+
+    async def endless(path: Path) -> Path:
+        loading.set()
+        return await asyncio.Event().wait() or path
+
+    for _ in range(device.tries + 1):
+        monkeypatch.setattr(device.serving, "load_for_trial", endless)
+        device.updater.receive([wanted])
+        running = asyncio.create_task(reached(device, S.TRIAL))
+        await loading.wait()
+        loading.clear()
+        await end_tasks(running)
+        device.start()
+    device.updater.receive([wanted])
     await reached(device, S.TRIAL)
     assert device.version == 2
 
