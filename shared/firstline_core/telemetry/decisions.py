@@ -157,7 +157,7 @@ def _read(text: bytes) -> dict[str, Any] | None:
         return None
     try:
         line = msgspec.json.decode(text)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
     if not isinstance(line, dict):
         return None

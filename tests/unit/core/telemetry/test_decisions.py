@@ -78,3 +78,12 @@ def test_the_log_is_bounded_and_survives_torn_lines(tmp_path: Path) -> None:
     with path.open("ab") as stream:
         stream.write(b'{"request_id": "torn')
     assert find(path, "49")
+
+
+def test_a_line_of_brackets_is_skipped(tmp_path: Path) -> None:
+    path = tmp_path / "decisions.jsonl"
+    path.write_bytes(b"[" * 100_000 + b"\n")
+    log = DecisionLog(path)
+    log.append({"request_id": "r"})
+    log.close()
+    assert find(path, "r") == [{"request_id": "r"}]
