@@ -17,18 +17,16 @@ from msgspec.structs import replace
 
 from firstline_core.clock import SYSTEM_CLOCK, Clock
 from firstline_core.errors import (
-    CapacityError,
     ConfigError,
     FirstlineError,
     ForbiddenError,
     LinkError,
-    PayloadTooLargeError,
     ProtocolError,
     RemoteTimeoutError,
     RequestError,
     UnauthorizedError,
 )
-from firstline_core.protocol.http import error_from, header_length, headers_for, is_own_error
+from firstline_core.protocol.http import error_of_gateway, header_length, headers_for
 from firstline_core.protocol.http_client import SHORTEST_IDLE_S, ClientSettings, HttpClient, HttpReply, untrusted
 from firstline_core.protocol.limits import DEFAULT_LIMITS, Limits
 from firstline_core.protocol.oip import decode_response, encode_request
@@ -47,6 +45,7 @@ log = logger(__name__)
 USER_AGENT = "firstline-edge"
 
 _REFUSES_DEVICE = (401, 403)
+_TOO_LARGE = 413
 # NATs and load balancers forget idle connections after 30 s or more.
 _IDLE_S = 15.0
 
@@ -307,17 +306,13 @@ class HttpLink:
 
 
 def _refusal(reply: HttpReply) -> FirstlineError:
-    """Returns the error of an answer with a status other than 200.
+    """Returns the error of an answer with a status other than 200; none of an intermediary ends a promise.
 
-    Proxies, captive portals and content delivery networks answer with any status. Without an error code of Firstline it
-    does not concern the request, and must not end a promise in the outbox. Neither must an API key with another scope:
-    the operator can replace it.
+    Neither does a refusal of an API key with another scope: the operator can replace it.
     """
-    is_gateway_error = is_own_error(reply.body)
-    error = error_from(reply.status, reply.body if is_gateway_error else b"", reply.headers)
+    error = error_of_gateway(reply.status, reply.body, reply.headers)
     if isinstance(error, ForbiddenError):
         return UnauthorizedError(error.message)
-    if is_gateway_error or isinstance(error, UnauthorizedError | CapacityError | LinkError):
-        return error
-    kind = MessageRefusedError if isinstance(error, PayloadTooLargeError) else ProtocolError
-    return kind(f"HTTP status {reply.status}, but not from a Firstline gateway.")
+    if reply.status == _TOO_LARGE and type(error) is ProtocolError:  # of a proxy, which may let smaller requests pass
+        return MessageRefusedError(error.message)
+    return error

@@ -12,7 +12,7 @@ from firstline_core.errors import ConfigError, LinkDownError, ProtocolError, Rem
 from firstline_core.fleet.profiles import ProfileEntry, own_profile_path
 from firstline_core.fleet.twin import LIMIT_BYTES, read_document
 from firstline_core.profile.profile import Profile, encode
-from firstline_core.protocol.http import error_from
+from firstline_core.protocol.http import error_of_gateway
 from firstline_core.protocol.http_client import HTTP_FAILURES, open_async_client, open_client
 from firstline_edge.cloud.http_link import client_settings, tls_context, token_of
 from firstline_edge.identity.credentials import Credentials
@@ -136,7 +136,7 @@ class FleetHttp:
                         body += part
                         if len(body) > LIMIT_BYTES:
                             break
-                    raise error_from(status, body, response.headers)
+                    raise error_of_gateway(status, body, response.headers)
                 yield response
         except httpx.TimeoutException as error:
             raise RemoteTimeoutError(f"{url} went silent.") from error

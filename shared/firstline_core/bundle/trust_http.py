@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import httpx
 
 from firstline_core.errors import LinkDownError, NotFoundError, RemoteTimeoutError
-from firstline_core.protocol.http import error_from
+from firstline_core.protocol.http import error_of_gateway
 from firstline_core.protocol.http_client import HTTP_FAILURES
 
 TIMEOUT_S = 15.0
@@ -36,7 +36,7 @@ class HttpMetadata:
                     raise NotFoundError(f"There is no {name}")
                 if response.status_code != httpx.codes.OK:
                     refusal = next(response.iter_raw(_REFUSAL_BYTES), b"")
-                    raise error_from(response.status_code, refusal, response.headers)
+                    raise error_of_gateway(response.status_code, refusal, response.headers)
                 yield from response.iter_raw()
         except httpx.TimeoutException as error:
             raise RemoteTimeoutError(f"The registry did not answer within {TIMEOUT_S:g} s ({name}).") from error

@@ -209,15 +209,31 @@ def error_from(status: int, body: bytes, headers: Mapping[str, str] | None = Non
     return (kind or _kind_of(status))(message[:_MESSAGE_CHARS], retry_after_s=retry_after_s)
 
 
+def error_of_gateway(status: int, body: bytes, headers: Mapping[str, str] | None = None) -> errors.FirstlineError:
+    """Returns the error in an answer that should be a gateway's; see `error_from`.
+
+    Proxies, captive portals and content delivery networks answer with any status. Without an error code of Firstline it
+    does not concern the request, which may succeed later, so that it ends neither a promise nor an update.
+    """
+    if is_own_error(body):
+        return error_from(status, body, headers)
+    error = error_from(status, b"", headers)
+    if isinstance(error, errors.UnauthorizedError | errors.CapacityError | errors.LinkError):
+        return error
+    if isinstance(error, errors.ForbiddenError):
+        return errors.UnauthorizedError(error.message)
+    return errors.ProtocolError(f"HTTP status {status}, but not from a Firstline gateway.")
+
+
 def is_own_error(body: bytes) -> bool:
-    """Returns whether the body of a reply is from `error_body`; otherwise a proxy or another server answered."""
+    """Returns whether a body has a sentence and an error code of Firstline; else a proxy or another server answered."""
     try:
         document = orjson.loads(body)
     except orjson.JSONDecodeError:
         return False
     if not isinstance(document, dict):
         return False
-    code, message = document.get("code"), document.get("error")
+    code, message = document.get("code"), document.get("error", document.get("detail"))
     return isinstance(code, str) and code in errors.BY_CODE and isinstance(message, str)
 
 

@@ -335,7 +335,7 @@ async def test_errors_of_an_intermediary_never_end_a_promise(
     pages = (
         b"<html>Welcome to the hotel</html>",
         b'{"code": "internal", "msg": "origin"}',
-        b'{"code": ["internal"]}',
+        b'{"code": ["internal"], "error": "origin"}',
         b"",
     )
     for page in pages:

@@ -8,9 +8,10 @@ import pytest
 from support.profiles import profile
 from support.streams import serving_streams
 
-from firstline_core.errors import ProtocolError
+from firstline_core.errors import NotFoundError, ProtocolError
 from firstline_core.fleet.twin import LIMIT_BYTES
 from firstline_edge.fleet.http_client import FleetHttp, upload_profile
+from firstline_edge.fleet.updates.state_machine import TEMPORARY
 from firstline_edge.settings.settings import LinkSection
 
 
@@ -41,6 +42,38 @@ async def test_a_profile_that_another_server_answers_has_not_arrived(answer: byt
         http = FleetHttp(LinkSection(kind="http", url=f"http://127.0.0.1:{port}"), None)
         with pytest.raises(ProtocolError):
             await upload_profile(http, profile(1.0))
+        await http.close()
+
+
+@pytest.mark.parametrize("status", [400, 403, 404, 413, 451, 500, 511, 520, 530])
+@pytest.mark.parametrize("page", [b"<html>Welcome to the hotel</html>", b'{"code": {}, "error": "origin"}'])
+async def test_errors_of_an_intermediary_are_temporary(status: int, page: bytes) -> None:
+    """They must not end an update or a profile."""
+
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 %d Refused\r\nContent-Length: %d\r\n\r\n%b" % (status, len(page), page))
+        writer.close()
+
+    async with serving_streams(refuse) as port:
+        http = FleetHttp(LinkSection(kind="http", url=f"http://127.0.0.1:{port}"), None)
+        with pytest.raises(TEMPORARY):
+            await http.exchange("GET", "/fleet/v1/registry/blobs/x")
+        await http.close()
+
+
+async def test_an_error_of_the_gateway_is_permanent() -> None:
+    body = b'{"detail": "There is no such file.", "code": "not_found"}'
+
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 404 Not Found\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
+        writer.close()
+
+    async with serving_streams(refuse) as port:
+        http = FleetHttp(LinkSection(kind="http", url=f"http://127.0.0.1:{port}"), None)
+        with pytest.raises(NotFoundError, match="no such file"):
+            await http.exchange("GET", "/fleet/v1/registry/blobs/x")
         await http.close()
 
 
