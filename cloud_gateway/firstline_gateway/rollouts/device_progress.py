@@ -101,7 +101,7 @@ def after_offer(assignment: Assignment, device: DeviceView, rollout: Rollout, no
     old = device.desired
     retried = old is not None and old.rollout == rollout.id
     # A version that had to be rolled back, or that this rollout itself brought, is not one to go back to.
-    before = assignment.before if retried else (None if old is None or old.undone else old)
+    before = assignment.before if retried else (None if old is None or old.undone or _gave_up(device, old) else old)
     return replace(
         assignment,
         state=_S.OFFERED if is_reachable(device, rollout.definition.silent_s) else _S.AWAY,
@@ -110,6 +110,16 @@ def after_offer(assignment: Assignment, device: DeviceView, rollout: Rollout, no
         before_version=assignment.before_version or device.version,
         withdrawn=assignment.withdrawn if retried else twin.withdrawn_after(old, rollout.definition.manifest_sha256),
         reason="",
+    )
+
+
+def _gave_up(device: DeviceView, desired: twin.DesiredVersion) -> bool:
+    """Returns whether a device reports that it could not use its desired version."""
+    update = device.update
+    return (
+        update is not None
+        and (update.rollout, update.version) == (desired.rollout, desired.version)
+        and update.state in UNSUCCESSFUL
     )
 
 

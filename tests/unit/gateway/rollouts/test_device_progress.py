@@ -8,8 +8,16 @@ from firstline_core.fleet.telemetry import ModelCounts
 from firstline_core.fleet.twin import Desired, DesiredVersion, Reported, RunningModel, Update, Window
 from firstline_core.fleet.update import UpdateKind, UpdateState
 from firstline_gateway.fleet.totals import Totals, gained
-from firstline_gateway.rollouts.device_progress import desired_of, update_of, version_of, with_desired
-from firstline_gateway.rollouts.rollout import Definition
+from firstline_gateway.rollouts.device_progress import (
+    DeviceView,
+    after_offer,
+    desired_of,
+    rollback,
+    update_of,
+    version_of,
+    with_desired,
+)
+from firstline_gateway.rollouts.rollout import Assignment, Definition, DeviceState, Rollout, RolloutState
 
 QUIET = DesiredVersion("quiet", 2, "1" * 64, "r1", 1.0, 2.0, Window(60, 30), attempt=3, undone=True)
 DIGITS = DesiredVersion("digits", 1, "0" * 64)
@@ -61,3 +69,16 @@ def test_a_definition_without_a_subject_brings_a_bundle() -> None:
 def test_a_report_without_a_configuration_name_is_read() -> None:
     reported = msgspec.json.decode(b'{"session": "s", "sequence": 1, "configuration": 0}', type=Reported)
     assert version_of(reported, UpdateKind.CONFIGURATION, "quiet") == 0
+
+
+@pytest.mark.parametrize("state", [UpdateState.COMMITTED, UpdateState.REJECTED, UpdateState.ROLLED_BACK])
+def test_a_device_does_not_go_back_to_a_version_that_it_gave_up(state: UpdateState) -> None:
+    older = DesiredVersion("digits", 2, "2" * 64, "older")
+    device = DeviceView("d", desired=older, update=Update("digits", 2, state, rollout="older"))
+    newer = Rollout("newer", Definition("digits", 3, "3" * 64), RolloutState.RUNNING, "kim", 0.0, seed=1)
+    waiting = Assignment("d", 0, treated=True, reachable=True, turn=0, state=DeviceState.WAITING)
+    back = rollback(after_offer(waiting, device, newer, 0.0), newer)
+    if state is UpdateState.COMMITTED:
+        assert (back.version, back.undone) == (2, False)
+    else:
+        assert (back.version, back.undone) == (3, True), "the device rolls back to what it ran before both"
