@@ -39,7 +39,7 @@ def _init(arguments: argparse.Namespace) -> int:
     from firstline_core.storage.settings import create_initial
 
     file = arguments.config
-    create_initial(file, CONFIGURATION, "models")
+    create_initial(file, CONFIGURATION)
     then = f"firstline-gateway run --config {shlex.quote(str(file))}"
     text = f"wrote {file}; copy a bundle into {file.parent / 'models'}, then type:\n  {then}"
     show(arguments, text, {"event": "written", "file": str(file), "next": then})

@@ -28,7 +28,7 @@ directories = ["models"]  # bundles, or folders of bundles
 def command(arguments: argparse.Namespace) -> int:
     """Writes the file; an existing one is never changed."""
     file = arguments.config
-    create_initial(file, CONFIGURATION, "models")
+    create_initial(file, CONFIGURATION)
     then = f"edge-agent run --config {shlex.quote(str(file))}"
     text = f"wrote {file}; copy a bundle into {file.parent / 'models'}, then type:\n  {then}"
     show(arguments, {"event": "written", "file": str(file), "next": then}, [text])

@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import soundfile
@@ -262,7 +262,7 @@ def split(samples: NDArray[np.float32], step: Windows) -> NDArray[np.float32]:
 
 
 def _applied(
-    step: Mono | Resample | Crop | Pad | Any, samples: NDArray[np.float32], rate_hz: int
+    step: Mono | Resample | Crop | Pad, samples: NDArray[np.float32], rate_hz: int
 ) -> tuple[NDArray[np.float32], int]:
     """Returns a clip after a step, and its sample rate."""
     match step:
@@ -282,7 +282,6 @@ def _applied(
             missing = max(0, step.samples - len(samples))
             before = missing // 2 if step.side == "both" else 0
             return np.pad(samples, [(before, missing - before), *[(0, 0)] * (samples.ndim - 1)]), rate_hz
-    raise TypeError(type(step).__name__)
 
 
 def fitted(samples: NDArray[np.float32], length: int) -> NDArray[np.float32]:

@@ -485,13 +485,12 @@ def _set(values: dict[str, Any], path: list[str], value: object, source: str) ->
     values[path[-1]] = value
 
 
-def create_initial(file: Path, text: str, folder: str) -> None:
-    """Writes a first configuration file, and creates an empty folder that it names.
+def create_initial(file: Path, text: str) -> None:
+    """Writes a first configuration file, and creates the folder `models` in its folder.
 
     Args:
         file: must not exist.
         text: the configuration.
-        folder: relative to the file's.
 
     Raises:
         ConfigError: the file exists, its folder does not, or one of the two cannot be written.
@@ -502,7 +501,7 @@ def create_initial(file: Path, text: str, folder: str) -> None:
                 f"--config: The folder {file.parent} does not exist; create it, or name a file in another folder."
             )
         if not file.exists():
-            (file.parent / folder).mkdir(exist_ok=True)
+            (file.parent / "models").mkdir(exist_ok=True)
         with file.open("x", encoding="utf-8") as stream:
             stream.write(text)
     except OSError as error:

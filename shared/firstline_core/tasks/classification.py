@@ -436,7 +436,7 @@ def set_score(kind: str, probabilities: Probabilities, *, temperature: float = 1
 
 
 def set_features(probabilities: Probabilities) -> NDArray[np.float32]:
-    """Returns the features of independent labels, (n, `features`).
+    """Returns the inputs of learned scores for independent labels, (n, 4) or (n, 4 + labels).
 
     The scores `margin` and `entropy`, the logarithms of the two lowest probabilities of a decision, and for up to 64
     labels which of them are in the answer.

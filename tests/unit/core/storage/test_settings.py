@@ -193,7 +193,7 @@ def test_a_first_configuration_that_a_full_disk_refuses_leaves_no_file(tmp_path:
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
     try:
         with pytest.raises(ConfigError, match=r"a\.toml cannot be written: File too large"):
-            settings.create_initial(tmp_path / "a.toml", "[api]\n", "models")
+            settings.create_initial(tmp_path / "a.toml", "[api]\n")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert not (tmp_path / "a.toml").exists()
