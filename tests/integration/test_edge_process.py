@@ -203,5 +203,5 @@ def test_taken_port_is_one_error_line(config: Path) -> None:
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == (
         f"edge-agent: 127.0.0.1:{port} is in use by another program; stop it, or choose a port with --port "
-        "(0 lets the system).\n"
+        "(0 for any free one).\n"
     )

@@ -10,7 +10,7 @@ from firstline_core.storage.files import system_reason
 
 _BACKLOG = 2048
 _PROBLEMS = {
-    errno.EADDRINUSE: "{} is in use by another program; stop it, or choose a port with --port (0 lets the system).",
+    errno.EADDRINUSE: "{} is in use by another program; stop it, or choose a port with --port (0 for any free one).",
     errno.EACCES: "{} may not be used by this user; choose a port above 1023 with --port.",
     errno.EADDRNOTAVAIL: "{} is not an address of this machine; correct api.host.",
 }
@@ -20,12 +20,12 @@ def bind(host: str, port: int) -> socket.socket:
     """Returns a TCP socket that is bound to an address, and does not listen yet.
 
     Raises:
-        ConfigError: the host is not an address.
+        ConfigError: the host is unknown, or no name of a host.
         CapacityError: the port is in use or may not be bound.
     """
     try:
         found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
-    except socket.gaierror as error:
+    except (socket.gaierror, UnicodeError) as error:  # UnicodeError: an empty or long part between two dots
         raise ConfigError(
             f"api.host is '{host}', which is not known; check the host name, or name an address of this machine, "
             "such as 127.0.0.1."

@@ -1,5 +1,6 @@
 """Bound addresses, and the errors of those that cannot be had."""
 
+import re
 import socket
 from typing import Any
 
@@ -36,9 +37,10 @@ def test_an_address_in_brackets_is_one_of_ipv6() -> None:
         assert "[::1]:0" in error.message
 
 
-def test_an_unknown_host_is_an_error_of_its_setting() -> None:
-    with pytest.raises(ConfigError, match=r"api\.host is 'press\.invalid', which is not known"):
-        bind("press.invalid", 0)
+@pytest.mark.parametrize("host", ["press.invalid", "press..local", "p" * 64])
+def test_an_unknown_host_is_an_error_of_its_setting(host: str) -> None:
+    with pytest.raises(ConfigError, match=rf"api\.host is '{re.escape(host)}', which is not known"):
+        bind(host, 0)
 
 
 def test_an_address_of_another_machine_is_refused() -> None:
