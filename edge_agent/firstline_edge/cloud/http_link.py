@@ -31,7 +31,7 @@ from firstline_core.protocol.http_client import SHORTEST_IDLE_S, ClientSettings,
 from firstline_core.protocol.limits import DEFAULT_LIMITS, Limits
 from firstline_core.protocol.oip import decode_response, encode_request
 from firstline_core.protocol.tls import verifying_context
-from firstline_core.storage.secrets import read_secret
+from firstline_core.storage.secrets import read_token
 from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.wording import rounded
 from firstline_core.types import InferRequest, InferResponse
@@ -98,9 +98,9 @@ def token_of(section: LinkSection) -> str:
     """Returns the link's token; "" for a link without one.
 
     Raises:
-        ConfigError: the token cannot be read.
+        ConfigError: the token cannot be read, or no header can carry it.
     """
-    return read_secret(section.token_file, "links.token_file", "the token")
+    return read_token(section.token_file, "links.token_file")
 
 
 class _Pool:

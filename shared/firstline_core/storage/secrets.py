@@ -43,3 +43,19 @@ def read_secret(file: str, setting: str, what: str = "the secret") -> str:
         fault = "more than one line" if len(secret.splitlines()) > 1 else "control characters"
         raise ConfigError(f"{setting}: {file} has {fault}; write {what} alone into it.")
     return secret
+
+
+def read_token(file: str, setting: str) -> str:
+    """Returns the token in a file, for a header of HTTP; "" if no file is named.
+
+    Args:
+        file: path.
+        setting: name of the setting, for the message.
+
+    Raises:
+        ConfigError: see `read_secret`, or no header can carry the token.
+    """
+    token = read_secret(file, setting, "the token")
+    if not token.isascii():
+        raise ConfigError(f"{setting}: {file} has letters beyond ASCII, which no token has; write the token into it.")
+    return token

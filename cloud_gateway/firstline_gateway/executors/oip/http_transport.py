@@ -18,7 +18,7 @@ from firstline_core.protocol.http_client import ClientSettings, HttpClient
 from firstline_core.protocol.http_transport import SOCKET_OPTIONS, KeepingTransport
 from firstline_core.protocol.limits import Limits
 from firstline_core.protocol.tls import verifying_context
-from firstline_core.storage.secrets import read_secret
+from firstline_core.storage.secrets import read_token
 from firstline_gateway.settings.settings import Oip
 
 _USER_AGENT = "firstline-gateway"
@@ -32,9 +32,9 @@ def open_transports(settings: Oip, limits: Limits) -> dict[str, HttpClient]:
     """Returns a client for each configured server, by its URL.
 
     Raises:
-        ConfigError: the token or the authorities cannot be read.
+        ConfigError: the token or the authorities cannot be used.
     """
-    token = read_secret(settings.token_file, "oip.token_file", "the token")
+    token = read_token(settings.token_file, "oip.token_file")
     tls = any(url.startswith("https:") for url in settings.endpoints) and verifying_context(
         settings.ca_file, "oip.ca_file"
     )

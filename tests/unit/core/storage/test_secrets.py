@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from firstline_core.errors import ConfigError
-from firstline_core.storage.secrets import read_secret
+from firstline_core.storage.secrets import read_secret, read_token
 
 
 @pytest.mark.parametrize("content", ["hush", "hush\n", "  hush\r\n", "\nhush\n\n", "\ufeffhush\n"])
@@ -49,3 +49,13 @@ def test_an_unreadable_secret_file_is_named(tmp_path: Path, name: str, message: 
     (tmp_path / "absent-minded").write_text("another secret, which is not suggested")
     with pytest.raises(ConfigError, match=message):
         read_secret(f"{tmp_path}/{name}", "links.token_file", "the token")
+
+
+def test_a_token_has_only_letters_that_a_header_carries(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text("hush\n")
+    assert (read_token(str(file), "links.token_file"), read_token("", "links.token_file")) == ("hush", "")
+    file.write_text("hüsh\n")
+    with pytest.raises(ConfigError, match=r"^links\.token_file: .*token has letters beyond ASCII") as caught:
+        read_token(str(file), "links.token_file")
+    assert "hüsh" not in caught.value.message
