@@ -200,7 +200,7 @@ class V2Model(RemoteModel):
     The first server that has it says what it takes and gives; the others must say the same.
     """
 
-    error_statuses = frozenset({400, 401, 403, 404, 409, 413, 422, 500})
+    error_statuses = frozenset({400, 401, 403, 404, 409, 413, 422, 500, 501})
 
     def __init__(self, served: ServedModel, options: RuntimeOptions, limits: Limits) -> None:
         super().__init__(served, limits)

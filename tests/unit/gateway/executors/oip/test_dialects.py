@@ -161,7 +161,7 @@ def test_the_status_of_a_proxy_is_not_about_the_request(served: ServedModel, sta
             model.read(HttpReply(status, {}, b"<html>"), "r", ROW)
 
 
-@pytest.mark.parametrize(("status", "error"), [(400, RequestError), (500, FirstlineError)])
+@pytest.mark.parametrize(("status", "error"), [(400, RequestError), (500, FirstlineError), (501, FirstlineError)])
 def test_only_other_servers_fail_without_a_code(served: ServedModel, status: int, error: type[FirstlineError]) -> None:
     failed = HttpReply(status, {}, b'{"error": "The shape is wrong."}')
     for model, kind in zip(of_either_dialect(served), (error, ProtocolError), strict=True):
