@@ -63,11 +63,11 @@ class MqttConsumer:
     Args:
         plane: answers.
         settings: the broker, the topics and how many requests may be in work.
-        admit: returns if a device of this name may call, and raises otherwise: its requests are not answered even if
-            the broker passes them on.
         bodies: limits the bytes of requests in memory, as over HTTP.
         metrics: counts the outcomes.
         clock: measures durations.
+        admit: returns if a device of this name may call, and raises otherwise: its requests are not answered even if
+            the broker passes them on.
 
     Raises:
         ConfigError: the password file or a topic is invalid.

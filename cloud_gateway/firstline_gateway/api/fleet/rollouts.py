@@ -106,7 +106,8 @@ def rollout_routes(rollouts: Rollouts, access: Access) -> APIRouter:
         if command not in set(Command):
             raise RequestError(f"There is no command {command[:40]!a}{listed(command, Command)}")
         await check_own(rollouts, person, rollout_id)
-        revision, sees = _revision(request.headers.get("if-match")), partial(sees_rollout, person)
+        revision = _revision(request.headers.get("if-match"))
+        sees = partial(sees_rollout, person)
         rollout = await rollouts.command(rollout_id, Command(command), principal, revision, sees)
         return answer(rollout, etag=str(rollout.revision))
 
