@@ -215,8 +215,6 @@ def error_of_gateway(status: int, body: bytes, headers: Mapping[str, str] | None
     error = error_from(status, b"", headers)
     if isinstance(error, errors.UnauthorizedError | errors.CapacityError | errors.LinkError):
         return error
-    if isinstance(error, errors.ForbiddenError):
-        return errors.UnauthorizedError(error.message)
     return errors.ProtocolError(f"HTTP status {status}, but not from a Firstline gateway.")
 
 
