@@ -18,6 +18,8 @@ _SPREAD = r"spread|scale|sigma|std|deviation|uncertainty|error"
 _CLASSES = r"logit|prob|class|softmax|predict"
 _SCORE = r"anomal|outlier|novel|score"
 _REGRESSORS = {"LinearRegressor", "TreeEnsembleRegressor", "SVMRegressor"}
+_SIGMOIDS = {"sigmoid", "logistic"}
+_LAYERS = {"matmul", "gemm", "conv", "conv_2d", "fully_connected", "mul"}  # a sigmoid before them is of a hidden layer
 _MOST_VALUES = 4096
 _UNLABELLED = 0.7  # an anomaly model without labelled data
 _OF_PIXELS = (
@@ -112,7 +114,8 @@ def binary(file: ModelFile, start: Start, outputs: Sequence[Output]) -> Iterator
 
 def ends_in_sigmoid(file: ModelFile) -> bool:
     """Returns whether the last operators give each output a probability of its own."""
-    return any(kind.lower() in ("sigmoid", "logistic") for kind in file.operators[-2:])
+    *_, before, last = ("", "", *map(str.lower, file.operators))
+    return last in _SIGMOIDS or (before in _SIGMOIDS and last not in _LAYERS)
 
 
 def regression(file: ModelFile, start: Start, outputs: Sequence[Output]) -> Iterator[Reading]:

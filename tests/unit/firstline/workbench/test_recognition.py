@@ -150,6 +150,19 @@ def test_a_classifier_may_take_pixels_around_zero(tmp_path: Path) -> None:
     assert "scale:127.5:255," in steps["centred"] and "scale:127.5:127.5," in steps["symmetric"]
 
 
+@pytest.mark.parametrize(("classes", "family"), [(3, "table classifier"), (1, "regression")])
+def test_a_sigmoid_of_a_hidden_layer_ends_no_model(tmp_path: Path, classes: int, family: str) -> None:
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["hidden"]),
+        helper.make_node("Sigmoid", ["hidden"], ["active"]),
+        helper.make_node("MatMul", ["active", "v"], ["y"]),
+    ]
+    weights = {"w": np.eye(4, dtype=np.float32), "v": np.full((4, classes), 3, np.float32)}
+    path = float_graph(tmp_path / "model.onnx", nodes, {"x": ["n", 4]}, {"y": ["n", classes]}, **weights)
+    (found,) = read(path)
+    assert found.family == family
+
+
 def test_labels_that_do_not_exclude_each_other_make_no_classifier(tmp_path: Path) -> None:
     nodes = [helper.make_node("MatMul", ["x", "w"], ["l"]), helper.make_node("Sigmoid", ["l"], ["probabilities"])]
     shapes = {"x": ["n", 4]}, {"probabilities": ["n", 3]}
