@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 
 import numpy as np
+from numpy.typing import NDArray
 
 from firstline.workbench.data.dataset import Dataset
 from firstline.workbench.observe import Progress, observe
@@ -39,8 +40,8 @@ def require_fitting_labels(task: Task, outputs: Arrays, truth: Arrays) -> None:
     """
     known = labelled_rows(truth)
     answers, labels = taken(outputs, known), taken(truth, known)
-    random = np.random.default_rng(0)
-    orders = [np.arange(known.sum()), *(random.permutation(known.sum()) for _ in range(_SHUFFLES))]
+    random, count = np.random.default_rng(0), int(known.sum())
+    orders = [np.arange(count), *(_other_order(random, count) for _ in range(_SHUFFLES))]
     losses = [task.truth_loss({name: array[order] for name, array in answers.items()}, labels) for order in orders]
     own, *shuffled = (float(loss.mean(dtype=np.float64)) if loss.size else 0.0 for loss in losses)
     by_chance = float(np.mean(shuffled))
@@ -52,6 +53,14 @@ def require_fitting_labels(task: Task, outputs: Arrays, truth: Arrays) -> None:
         f"{by_chance:.2g} if they are shuffled. Labels in another order, or of other rows, prove nothing: compare the "
         "order of the bundle's labels with the data's, or use no labels."
     )
+
+
+def _other_order(random: np.random.Generator, count: int) -> NDArray[np.intp]:
+    """Returns a random order of rows in which no row keeps its place, unless it is the only one."""
+    rows = random.permutation(count)
+    order = np.empty(count, np.intp)
+    order[rows] = np.roll(rows, 1)
+    return order
 
 
 def quality(task: Task, outputs: Arrays, evidence: Arrays, truth: Arrays) -> float:

@@ -39,6 +39,16 @@ def test_rows_without_a_label_do_not_count_as_errors() -> None:
         quality(task, outputs, {}, {VALUES: np.full((3, 1), np.nan, np.float32)})
 
 
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_few_labels_fit_answers_that_are_often_right(count: int) -> None:
+    labels = np.arange(count)
+    answers = np.where(labels < count // 2, labels, 9)
+    task, outputs = Classification(tuple("abcdefghij")), {PROBABILITIES: np.eye(10, dtype=np.float32)[answers]}
+    require_fitting_labels(task, outputs, {LABEL: labels})
+    with pytest.raises(ConfigError, match="no better than by chance"):
+        require_fitting_labels(task, outputs, {LABEL: np.roll(labels, 1)})
+
+
 @pytest.mark.parametrize("change", ["none", "rare", "one answer", "shifted", "shuffled", "same"])
 def test_labels_that_answers_meet_by_chance_are_refused(change: str) -> None:
     random = np.random.default_rng(0)
