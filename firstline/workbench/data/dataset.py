@@ -277,7 +277,8 @@ class Dataset:
                 continue
             cell = _text(cells[sample.row])
             _refuse_shared(cell, labels, where)
-            found[position] = label = _label_of(cell, positions, len(labels), where, named=name in positions)
+            advice = "" if name in positions else "add a column 'name' with the names"
+            found[position] = label = _label_of(cell, positions, len(labels), where, advice)
             expected = positions.get(name, label)
             if label not in (UNLABELLED, expected) and list(labels).count(name) == 1:
                 raise ConfigError(
@@ -302,8 +303,9 @@ class Dataset:
         found = np.zeros((len(self.samples), len(labels)), np.bool_)
         for position, sample in enumerate(self.samples):
             for part in filter(None, map(str.strip, _text(cells[sample.row]).split(";"))):
-                _refuse_shared(part, labels, self.table.where(sample.row))
-                label = _label_of(part, positions, len(labels), self.table.where(sample.row))
+                where = self.table.where(sample.row)
+                _refuse_shared(part, labels, where)
+                label = _label_of(part, positions, len(labels), where, "rename the bundle's label")
                 if label != UNLABELLED:
                     found[position, label] = True
         return {LABEL: found}
@@ -439,7 +441,7 @@ def _refuse_shared(name: str, labels: Sequence[str], where: str) -> None:
         raise ConfigError(f"{where} names the class '{name}', and {count} labels have this name; give its number.")
 
 
-def _label_of(cell: str, positions: Mapping[str, int], count: int, where: str, *, named: bool = False) -> int:
+def _label_of(cell: str, positions: Mapping[str, int], count: int, where: str, advice: str) -> int:
     """Returns the number of a label that is given as a number, also with the decimals of a float, or by its name.
 
     Args:
@@ -447,7 +449,7 @@ def _label_of(cell: str, positions: Mapping[str, int], count: int, where: str, *
         positions: of the labels, by name.
         count: of the labels.
         where: place of the cell, for messages.
-        named: whether another column has the name, so that a number is never taken for a name.
+        advice: what to do about a number that is the name of another label; "" if it is certainly a number.
 
     Raises:
         ConfigError: there is no such label, or it is the name of one label and the number of another.
@@ -457,10 +459,10 @@ def _label_of(cell: str, positions: Mapping[str, int], count: int, where: str, *
     if cell in ("", str(UNLABELLED)) or (cell == "nan" and cell not in positions):
         return UNLABELLED
     if cell.isascii() and cell.isdigit():
-        if not named and positions.get(cell, int(cell)) != int(cell):
+        if advice and positions.get(cell, int(cell)) != int(cell):
             raise ConfigError(
                 f"{where} has label '{cell}', which is the name of label {positions[cell]} and the number of another; "
-                "add a column 'name' with the names."
+                f"{advice}."
             )
         if int(cell) >= count:
             raise ConfigError(

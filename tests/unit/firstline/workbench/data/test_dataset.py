@@ -169,6 +169,8 @@ def test_number_that_is_the_name_of_another_label_is_refused(tmp_path: Path) -> 
     assert found.required_truth(Classification(("0", "1", "2")))[LABEL].tolist() == [0, 1]
     (tmp_path / "labels.csv").write_text("file,label,name\na.png,0,1\nb.png,1,2\n")
     assert open_dataset(tmp_path).required_truth(stars)[LABEL].tolist() == [0, 1]
+    with pytest.raises(ConfigError, match="the number of another; rename the bundle's label"):  # reads no column 'name'
+        open_dataset(tmp_path).truth(Classification(("1", "2", "3"), independent=True))
 
 
 @pytest.mark.parametrize(("column", "independent"), [("label", False), ("name", False), ("label", True)])
