@@ -438,8 +438,8 @@ def _timeout_s(options: RequestOptions) -> float | None:
     timeout_ms = options["timeout_ms"]
     if not isinstance(timeout_ms, int | float | np.number) or not 0 < timeout_ms <= _TIMEOUT_LIMIT_MS:
         raise InvalidTensorError(
-            f"timeout_ms is {timeout_ms!r}; give more than 0 and at most {_TIMEOUT_LIMIT_MS} ms (a day), or leave it "
-            "out for the tier's default."
+            f"timeout_ms is {timeout_ms!r:.80}; give a number above 0 and at most {_TIMEOUT_LIMIT_MS} ms (a day), or "
+            "leave it out for the tier's default."
         )
     return timeout_ms / 1000
 
