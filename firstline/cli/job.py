@@ -42,7 +42,7 @@ def create(
             for file in files:
                 jobs.append({"job": client.submit_file(model, file), "file": str(file)})
                 if output is Output.TEXT:
-                    typer.echo(jobs[-1]["job"])
+                    say(jobs[-1]["job"])
     finally:  # those before one that is refused are stored, and run
         if output is Output.JSON:
             print_json({"jobs": jobs})

@@ -140,7 +140,7 @@ def profile_on(
         try:
             refused = followed(fleet.profiles.request, found)
         except KeyboardInterrupt:
-            typer.echo(f"The request stays valid. {_again(found)}", err=True)
+            say(f"The request stays valid. {_again(found)}", err=True)
             raise typer.Exit(EXIT_INTERRUPTED) from None
         entry = fleet.profiles.latest(request.bundle, device)
         if refused or entry is None or (before is not None and entry.kept_s == before.kept_s):
@@ -182,7 +182,7 @@ def followed(current: Callable[[ProfileRequest], ProfileRequest | None], found: 
 def _show(sentence: str, before: str) -> str:
     """Prints a sentence if it differs from the one before; returns it."""
     if sentence != before:
-        typer.echo(sentence, err=True)
+        say(sentence, err=True)
     return sentence
 
 

@@ -280,7 +280,7 @@ def _started(rollouts: Rollouts, rollout: str) -> RolloutSummary:
     try:
         return rollouts.command(rollout, "start")
     except FirstlineError:
-        typer.echo(f"Made, and not started: `firstline rollout start {rollout}` starts it.", err=True)
+        say(f"The rollout was created but not started: `firstline rollout start {rollout}` starts it.", err=True)
         raise
 
 

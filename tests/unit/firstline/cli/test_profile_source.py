@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from firstline.cli.profile_source import followed
 from firstline_core.errors import LinkDownError
@@ -35,6 +36,15 @@ def test_an_outage_is_reported_once(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     assert followed(answers.request, MEASURING) == ""
     away = "The gateway cannot be reached. Retrying."
     assert capsys.readouterr().err.splitlines() == ["press-7 measures digits.", away, away]
+
+
+def test_a_message_of_a_device_does_not_steer_the_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("firstline.cli.profile_source._LOOK_S", 0.0)
+    steering = replace(MEASURING, message="\x1b[2J")
+    assert followed(Answers(None).request, steering) == ""
+    assert capsys.readouterr().err == "\\x1b[2J\n"
 
 
 def test_a_refusal_is_returned() -> None:
