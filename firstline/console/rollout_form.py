@@ -42,7 +42,7 @@ class _Form:
         with card(classes="max-w-3xl mb-4"), ui.element("div").classes("grid gap-4 sm:grid-cols-2"):
             self._bundle = ui.select(list(self._bundles), value=chosen, label="Bundle").props("outlined dense")
             own = own_devices()
-            self._selector = _field(f"Devices by tags; {f'with {own}' if own else 'empty for all'}", own)
+            self._selector = _field(f"Devices by tags; {f'yours have {own}' if own else 'empty for all'}", own)
             self._shares = _field("Stages, in percent of the devices", "1, 10, 100")
             self._soak = _field("Observe each stage for (hours)", "1")
             self._held_back = _field("Hold back as a control group, in percent", "5")

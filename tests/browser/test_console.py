@@ -386,7 +386,7 @@ def test_a_limited_person_rolls_out_to_the_own_devices(
         sign_in(page, PASSWORD)
         expect(page.get_by_text("vera", exact=True)).to_be_visible()
         page.goto(f"{url}/rollouts/new")
-        expect(page.get_by_label("Devices by tags; with site=kiel")).to_have_value("site=kiel")
+        expect(page.get_by_label("Devices by tags; yours have site=kiel")).to_have_value("site=kiel")
         page.get_by_role("button", name="Create").click()
         expect(page.locator("strong")).to_have_text("approved")
         page.get_by_role("button", name="Start…").click()
