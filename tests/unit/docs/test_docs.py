@@ -35,6 +35,9 @@ ANSWERS, ERRORS, MANIFEST, METRICS, MQTT, PROTOCOL = (
 EXTRAS = {"av": r"firstline\[video\]"}
 """Extras that install a package, by its module."""
 
+OF_THE_WORKBENCH = {"numpy", "PIL", "soundfile", "tokenizers", "firstline", "firstline_core", "firstline_edge"}
+"""Modules that the workbench installs."""
+
 
 def listed(page: str) -> set[str]:
     """What the first column of the page's tables names in backquotes."""
@@ -186,14 +189,5 @@ def test_a_page_names_the_packages_of_its_scripts(page: Path) -> None:
     scripts = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     imported = {name for script in scripts for name in re.findall(r"^(?:import|from) (\w+)", script, re.MULTILINE)}
     local = {name for script in scripts for name in re.findall(r"^# (?:\w+/)*(\w+)\.py$", script, re.MULTILINE)}
-    installed = {
-        "numpy",
-        "PIL",
-        "soundfile",
-        "tokenizers",
-        "firstline",
-        "firstline_core",
-        "firstline_edge",
-    }  # by the workbench
-    for package in imported - local - installed - sys.stdlib_module_names:
+    for package in imported - local - OF_THE_WORKBENCH - sys.stdlib_module_names:
         assert re.search(rf"pip install [^`]*(?:\b{package}\b|{EXTRAS.get(package, package)})", text), package
