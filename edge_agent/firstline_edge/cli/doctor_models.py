@@ -25,7 +25,7 @@ from firstline_edge.audits.records import CertificateRecord, record_key
 from firstline_edge.cascade.cascade import policy_from
 from firstline_edge.cli.findings import Finding, Severity, hint, hint_if, ok, problem, warning
 from firstline_edge.fleet.updates.model_store import current_bundles
-from firstline_edge.models.loading import bundle_paths, quickest_ms
+from firstline_edge.models.loading import missing_bundle, quickest_ms
 from firstline_edge.models.profiles import Profiles
 from firstline_edge.settings.settings import EdgeSettings
 from firstline_edge.state import StatePaths
@@ -55,8 +55,8 @@ def model_findings(settings: EdgeSettings) -> Iterator[Finding]:
         yield problem("execution providers", error.message, _PROVIDERS)
         return
     for directory in directories:
-        if not bundle_paths([directory]):
-            yield problem("models", f"{directory} holds no bundle", "copy a bundle there: a folder with manifest.json")
+        if why := missing_bundle(directory):
+            yield problem("models", f"{directory}: {why}")
     try:
         paths = current_bundles(settings)
     except (FirstlineError, OSError) as error:

@@ -24,6 +24,7 @@ from firstline_core.bundle.store import Bundle, find_bundles, key_at, open_bundl
 from firstline_core.errors import FirstlineError, UpdateError
 from firstline_core.profile.profile import Profile
 from firstline_core.runtime.select import RuntimeOptions
+from firstline_core.storage.files import unreadable
 from firstline_core.tasks.base import Scores
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import Arrays, ModelKey, payload_bytes
@@ -89,7 +90,7 @@ def open_models(
             models += [copy] if copy is not None else []
             instead = f" A copy of version {copy.version} answers instead." if copy is not None else ""
             problems.append(_refused(path, error.message + instead))
-    problems += [_empty(path) for path in directories if not bundle_paths([path])]
+    problems += [_without_bundle(path, why) for path in directories if (why := missing_bundle(path))]
     return Models(models, problems)
 
 
@@ -110,12 +111,23 @@ def _copy_of(path: Path, load_bundle: Callable[[Path], DeviceModel], copies: Bun
         return None
 
 
-def _empty(path: Path) -> RefusedBundle:
+def _without_bundle(path: Path, why: str) -> RefusedBundle:
     """Returns and logs the problem of a setting without a bundle: its requests would go to the cloud unnoticed."""
-    fault = "It holds no bundle, which is a folder with manifest.json" if path.is_dir() else "There is no such folder"
-    message = f"{fault}; correct models.directories, or copy a bundle there."
-    log.warning("no model in a folder of models.directories", path=str(path), error=message)
-    return RefusedBundle(path, message)
+    log.warning("no model in a folder of models.directories", path=str(path), error=why)
+    return RefusedBundle(path, why)
+
+
+def missing_bundle(directory: Path) -> str:
+    """Returns why a folder of `models.directories` leads to no bundle, and what to do; "" if it leads to one."""
+    try:
+        if find_bundles(directory):
+            return ""
+        fault = "It holds no bundle, which is a folder with manifest.json"
+    except (FileNotFoundError, NotADirectoryError):
+        fault = "There is no such folder"
+    except OSError as error:
+        return f"It {unreadable(error)}"
+    return f"{fault}; correct models.directories, or copy a bundle there."
 
 
 def bundle_paths(directories: Iterable[Path]) -> list[Path]:

@@ -212,3 +212,8 @@ def test_a_folder_without_a_bundle_is_warned_of(workers: Workers, tmp_path: Path
         ("warning", str(empty.path), empty.message),
         ("warning", str(absent.path), absent.message),
     ]
+
+
+def test_a_refused_folder_of_bundles_is_a_problem(workers: Workers, tmp_path: Path) -> None:
+    (problem,) = open_models([tmp_path / ("long" * 100)], here(workers)).problems
+    assert problem.message == "It cannot be read: File name too long; check the path."
