@@ -63,11 +63,6 @@ class UpdateRecord(Struct, Generic[Target], frozen=True):
     def ended(self) -> bool:
         return self.state in ENDED
 
-    @property
-    def installed_what_runs(self) -> bool:
-        """Whether this update installed what runs now."""
-        return self.state is _S.TRIAL or (self.state is _S.COMMITTED and self.reason != "already")
-
     def after(self, state: UpdateState, wall_s: float, reason: str = "", message: str = "") -> UpdateRecord[Target]:
         """Returns the record in its next state.
 
