@@ -72,7 +72,7 @@ def open_models(
         paths += [path for path in copies.sources(directories) if path not in known]
         copies.prune(paths)
     loaded: dict[ModelKey, Path] = {}
-    for path in dict.fromkeys(paths):
+    for path in paths:
         key = key_at(path)
         if key is not None and key.name in installed_names:
             continue
@@ -131,12 +131,16 @@ def missing_bundle(directory: Path) -> str:
 
 
 def bundle_paths(directories: Iterable[Path]) -> list[Path]:
-    """Returns the bundles that `directories` are or contain, in a stable order; none of a folder without access."""
-    found: list[Path] = []
+    """Returns the bundles that `directories` are or contain, in a stable order; none of a folder without access.
+
+    A bundle with several paths, such as that of a link to it, is returned with the first one.
+    """
+    found: dict[Path, Path] = {}
     for directory in directories:
         with suppress(OSError):
-            found += find_bundles(directory)
-    return found
+            for path in find_bundles(directory):
+                found.setdefault(path.resolve(), path)
+    return list(found.values())
 
 
 class NamedBundle(NamedTuple):

@@ -182,6 +182,12 @@ def test_a_second_bundle_of_a_version_is_a_problem(tmp_path: Path, workers: Work
     assert problem.path == tmp_path / "b" and "remove one of them" in problem.message
 
 
+def test_a_bundle_with_two_paths_is_found_once(tmp_path: Path) -> None:
+    shutil.copytree(DIGITS, tmp_path / "digits-3")
+    (tmp_path / "newest").symlink_to("digits-3")
+    assert bundle_paths([tmp_path, tmp_path / "digits-3"]) == [tmp_path / "digits-3"]
+
+
 def test_unfinished_bundles_are_passed_over(tmp_path: Path) -> None:
     for folder in (".digits.4f1c", "digits/3"):
         shutil.copytree(DIGITS, tmp_path / folder)
