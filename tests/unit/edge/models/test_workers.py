@@ -27,9 +27,9 @@ async def test_the_wait_is_that_of_running_and_queued_calls() -> None:
 
 async def test_closing_does_not_wait_for_an_endless_call(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_END_S", 0.01)
-    workers, go = Workers(1, 8), threading.Event()
-    running, waiting = (asyncio.create_task(workers.run(lambda _: go.wait(), None)) for _ in range(2))
-    await settle()
+    workers, began, go = Workers(1, 8), threading.Event(), threading.Event()
+    running, waiting = (asyncio.create_task(workers.run(lambda _: (began.set(), go.wait()), None)) for _ in range(2))
+    await asyncio.to_thread(began.wait)
     workers.close()
     assert not workers.ended
     with pytest.raises(asyncio.CancelledError):
