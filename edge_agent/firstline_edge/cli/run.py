@@ -44,7 +44,7 @@ def command(arguments: argparse.Namespace) -> int:
         tracing.configure("firstline-edge", found.endpoint, found.sample, instance=settings.device_id)
         try:
             with naming_sources(arguments.config, overrides, configuration, is_last_good=bool(problem)):
-                _run(
+                run_to_end(
                     run_agent(settings, ready, partial(load, arguments.config, overrides=overrides), problems=problems)
                 )
         finally:
@@ -55,7 +55,7 @@ def command(arguments: argparse.Namespace) -> int:
     return OK
 
 
-def _run(agent: Coroutine[Any, Any, None]) -> None:
+def run_to_end(agent: Coroutine[Any, Any, None]) -> None:
     """Runs the agent to its end, which does not wait for a model that still runs or loads in a thread."""
     with asyncio.Runner() as runner, ThreadPoolExecutor(thread_name_prefix="agent") as threads:
         runner.get_loop().set_default_executor(threads)

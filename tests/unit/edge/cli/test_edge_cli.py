@@ -417,7 +417,7 @@ def test_the_end_does_not_wait_for_a_call_in_a_thread() -> None:
         import asyncio
         import threading
 
-        from firstline_edge.cli.run import _run
+        from firstline_edge.cli.run import run_to_end
 
         async def agent() -> None:
             began, ended = threading.Event(), threading.Event()
@@ -425,7 +425,7 @@ def test_the_end_does_not_wait_for_a_call_in_a_thread() -> None:
             await asyncio.to_thread(began.wait)
             print("stopped")
 
-        _run(agent())
+        run_to_end(agent())
         """
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=60, check=False
