@@ -80,9 +80,10 @@ def running(url: str) -> list[str]:
     return httpx.get(f"{url}/v2/models/{NAME}", trust_env=False).json()["versions"]
 
 
-def test_a_device_without_updates(config: Path) -> None:
+def test_a_device_without_updates(config: Path, state: Path) -> None:
     assert run("update", "list", "--config", str(config)) == "the fleet has never updated this device\n"
     assert listed(config) == []
+    state.mkdir()
     assert "No update of a model 'wide' is known" in run("update", "rollback", NAME, "--config", str(config), code=1)
 
 

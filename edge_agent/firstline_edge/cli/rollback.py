@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import quote
 
 from firstline_edge.cli.agent_api import agent_url, call_agent
-from firstline_edge.cli.output import explained_refusal, show
+from firstline_edge.cli.output import check_has_run, explained_refusal, show
 from firstline_edge.cli.parser import OK, load_settings
 from firstline_edge.fleet.configuration.installed_configuration import open_configuration
 from firstline_edge.fleet.updates.installed import BY_REQUEST, InstalledFile
@@ -24,6 +24,7 @@ _MESSAGE = "Rolled back on the device."
 def command(arguments: argparse.Namespace) -> int:
     """Rolls back, and prints the result."""
     settings = load_settings(arguments)
+    check_has_run(settings.state_dir)
     model, url = arguments.model, agent_url(settings)
     if url is not None:
         what = f"updates/{quote(model, safe='')}" if model else "configuration"
