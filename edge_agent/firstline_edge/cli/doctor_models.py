@@ -15,11 +15,12 @@ from firstline_core.bundle.manifest import (
     parse_manifest,
     valid_certificate,
 )
-from firstline_core.bundle.store import Bundle, open_bundle
+from firstline_core.bundle.store import Bundle, open_bundle, same_version
 from firstline_core.errors import ConfigError, FirstlineError, IntegrityError
 from firstline_core.routing.policy import Policy
 from firstline_core.runtime.select import RuntimeOptions, check_options
 from firstline_core.telemetry.wording import counted, rounded
+from firstline_core.types import ModelKey
 from firstline_edge.audits import records
 from firstline_edge.audits.records import CertificateRecord, record_key
 from firstline_edge.cascade.cascade import policy_from
@@ -62,6 +63,7 @@ def model_findings(settings: EdgeSettings) -> Iterator[Finding]:
     except (FirstlineError, OSError) as error:
         yield problem("models", f"the fleet's updates cannot be read: {error}")
         return
+    found: dict[ModelKey, Path] = {}
     for path in paths:
         try:
             bundle = open_bundle(path)
@@ -69,6 +71,11 @@ def model_findings(settings: EdgeSettings) -> Iterator[Finding]:
             advice = f"copy the bundle again, whole: rsync -a --delete BUNDLE/ {shlex.quote(str(path))}/"
             yield problem(f"bundle {path.name}", error.message, advice)
             continue
+        key = ModelKey(bundle.manifest.name, bundle.manifest.version)
+        if key in found:
+            yield problem(f"bundle {path.name}", same_version(path, found[key], key))
+            continue
+        found[key] = path
         yield from _bundle_findings(bundle, options, settings)
 
 

@@ -324,6 +324,14 @@ class TestDoctor:
         assert found[f"links[1] mqtt 127.0.0.1:{mqtt}"]["advice"].startswith("start mosquitto")
         assert found["links[0].token_file"]["advice"] == f"chmod 600 '{token}'"
 
+    def test_a_second_bundle_of_a_version_is_an_error(self, config: Path, tmp_path: Path, findings: Findings) -> None:
+        for folder in ("a", "b"):
+            shutil.copytree(DIGITS, tmp_path / "models" / folder)
+        config.write_text(config.read_text().replace(str(DIGITS), str(tmp_path / "models")))
+        code, found = findings()
+        assert (code, found["model digits 1 edge-onnx"]["severity"]) == (1, "ok")
+        assert "remove one of them" in found["bundle b"]["detail"]
+
     @pytest.mark.parametrize(
         ("mode", "severity"), [(0o600, Severity.OK), (0o640, Severity.WARNING), (0o604, Severity.ERROR)]
     )
