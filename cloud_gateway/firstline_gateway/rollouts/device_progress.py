@@ -100,8 +100,9 @@ def after_offer(assignment: Assignment, device: DeviceView, rollout: Rollout, no
     """Returns the assignment after the offer to its device."""
     old = device.desired
     retried = old is not None and old.rollout == rollout.id
-    # A version that had to be rolled back, or that this rollout itself brought, is not one to go back to.
-    before = assignment.before if retried else (None if old is None or old.undone or _gave_up(device, old) else old)
+    before = assignment.before
+    if not retried:  # a version that was rolled back, or that the device could not use, is not one to go back to
+        before = None if old is None or old.undone or _fault_with(old, device) else old
     return replace(
         assignment,
         state=_S.OFFERED if is_reachable(device, rollout.definition.silent_s) else _S.AWAY,
@@ -113,14 +114,13 @@ def after_offer(assignment: Assignment, device: DeviceView, rollout: Rollout, no
     )
 
 
-def _gave_up(device: DeviceView, desired: twin.DesiredVersion) -> bool:
-    """Returns whether a device reports that it could not use its desired version."""
+def _fault_with(desired: twin.DesiredVersion, device: DeviceView) -> str:
+    """Returns why a device could not use a version, as it reports; "" if it reports no such failure."""
     update = device.update
-    return (
-        update is not None
-        and (update.rollout, update.version) == (desired.rollout, desired.version)
-        and update.state in UNSUCCESSFUL
-    )
+    if update is None or update.state not in UNSUCCESSFUL:
+        return ""
+    is_same = (update.rollout, update.version) == (desired.rollout, desired.version)
+    return (update.reason or update.state.value) if is_same else ""
 
 
 def target(rollout: Rollout) -> twin.DesiredVersion:
@@ -192,9 +192,7 @@ def _rollback_state(assignment: Assignment, device: DeviceView, rollout: Rollout
         return None
     update, before = device.update, assignment.before
     if device.version == rollout.definition.version:
-        if update is None or before is None or update.state not in UNSUCCESSFUL:
-            return None
-        back = (update.rollout, update.version) == (before.rollout, before.version)
-        return (_S.STRANDED, update.reason or update.state.value) if back else None
+        fault = _fault_with(before, device) if before is not None else ""
+        return (_S.STRANDED, fault) if fault else None
     under_way = update is not None and update.state in (UpdateState.DOWNLOADING, UpdateState.TRIAL)
     return None if under_way else (_S.RETURNED, assignment.reason)
