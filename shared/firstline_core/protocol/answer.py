@@ -24,7 +24,7 @@ _UNKNOWN: dict[str, Any] = {"confidence": None}
 
 def to_dict(answer: Answer) -> dict[str, Any]:
     """Returns the answer as JSON values, without unknown or empty fields."""
-    record: dict[str, Any] = to_builtins(answer)
+    record: dict[str, Any] = to_builtins(answer)  # `Answer` omits fields with their default
     if answer.confidence is None:
         del record["confidence"]
     record["attempts"] = list(record.get("attempts", ()))

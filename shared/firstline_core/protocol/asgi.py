@@ -32,6 +32,8 @@ AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 _NO_CONTENT = 204
 QUERY_FIELDS = 256
+# Headers whose repeated lines are one list (RFC 9110, section 5.3).
+_LISTS = frozenset({"accept", "prefer"})
 _NO_PARAMETERS: Mapping[str, str] = MappingProxyType({})
 STATE_KEY = "firstline"
 """The key of a request's `RequestInfo` in the `state` of its ASGI scope."""
@@ -113,10 +115,6 @@ def query_parameters(query_string: bytes) -> dict[str, str]:
     return found
 
 
-LISTS = frozenset({"accept", "prefer"})
-"""Headers whose repeated lines are one list (RFC 9110, section 5.3)."""
-
-
 class Request:
     """An HTTP request.
 
@@ -128,7 +126,7 @@ class Request:
         scope: see above.
         method: HTTP method, such as POST.
         path: path, unquoted.
-        headers: headers by lower-case names; the first value of a repeated name, and all values of `LISTS`.
+        headers: headers by lower-case names; the first value of a repeated name, and all values of Accept and Prefer.
         query_string: query, as received.
         peer: address and port of the client; None over a Unix socket.
         info: arrival time and peer of the request.
@@ -157,7 +155,7 @@ class Request:
         lines = scope["headers"]
         self.headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(lines)}
         if len(self.headers) < len(lines):
-            for name in LISTS & self.headers.keys():
+            for name in _LISTS & self.headers.keys():
                 self.headers[name] = ", ".join(
                     value.decode("latin-1") for each, value in lines if each == name.encode()
                 )
