@@ -9,7 +9,14 @@ from typing import NamedTuple
 import httpx
 
 from firstline_core.clock import Clock
-from firstline_core.protocol.http_client import HTTP_FAILURES, ClientSettings, connection_fault, open_async_client
+from firstline_core.protocol.http_client import (
+    HTTP_FAILURES,
+    ClientSettings,
+    connection_fault,
+    open_async_client,
+    without_environment,
+)
+from firstline_gateway.settings.settings import Webhook
 from firstline_gateway.webhooks import messages
 from firstline_gateway.webhooks.messages import Message
 
@@ -41,19 +48,19 @@ class Receiver:
 
     Args:
         name: of the webhook.
-        url: may contain a secret, so it is in no message.
+        server: the receiver; its URL may contain a secret, so it is in no message.
         signing_key: signs messages.
         clock: gives the time of an attempt.
     """
 
     name: str
-    url: str
+    server: ClientSettings
     signing_key: bytes
     clock: Clock
 
     def client(self) -> httpx.AsyncClient:
         """Returns a client for attempts; the caller closes it."""
-        return open_async_client(ClientSettings(self.url, timeout=_TIMEOUT_S, use_environment=True))
+        return open_async_client(self.server)
 
     async def attempt(self, message: Message, client: httpx.AsyncClient) -> DeliveryAttempt:
         """Sends a message once."""
@@ -66,7 +73,7 @@ class Receiver:
         try:
             async with (
                 asyncio.timeout(_TIMEOUT_S),
-                client.stream("POST", self.url, content=message.body, headers=headers) as response,
+                client.stream("POST", self.server.url, content=message.body, headers=headers) as response,
             ):
                 status = response.status_code  # its body is not read
         except (TimeoutError, httpx.TimeoutException):
@@ -76,7 +83,7 @@ class Receiver:
                 f"{self._reach} It has to answer before its work.",
             )
         except HTTP_FAILURES as error:
-            fault = connection_fault(error, self.url)
+            fault = connection_fault(error, self.server.url)
             return None, f"it cannot be reached: {fault}", _TRUST if "certificate" in fault else self._reach
         if response.is_success:
             return status, "", ""
@@ -98,3 +105,14 @@ class Receiver:
 
     def _setting(self, key: str) -> str:
         return f"webhooks.{self.name}.{key}"
+
+
+def receiver_of(name: str, settings: Webhook, clock: Clock) -> Receiver:
+    """Returns the receiver of a webhook, with the proxy and the authorities that the environment names now. Blocks.
+
+    Raises:
+        ConfigError: the file of the signing key, or a variable of the environment, cannot be used.
+    """
+    signing_key = messages.read_key(settings.secret_file, f"webhooks.{name}.secret_file")
+    server = ClientSettings(settings.url, timeout=_TIMEOUT_S, use_environment=True)
+    return Receiver(name, without_environment(server), signing_key, clock)

@@ -13,7 +13,7 @@ import httpx
 from prometheus_client import Counter
 from sqlalchemy import Connection
 
-from firstline_core.clock import Clock
+from firstline_core.clock import SYSTEM_CLOCK, Clock
 from firstline_core.errors import FirstlineError, NotFoundError, listed
 from firstline_core.fleet.rest import WebhookState, WebhookTest
 from firstline_core.ids import new_request_id
@@ -27,7 +27,7 @@ from firstline_gateway.store.service_clock import ServiceClock
 from firstline_gateway.store.store import Store
 from firstline_gateway.webhooks import messages, records
 from firstline_gateway.webhooks.messages import Message, Queue
-from firstline_gateway.webhooks.receiver import Receiver
+from firstline_gateway.webhooks.receiver import Receiver, receiver_of
 from firstline_gateway.webhooks.records import Position
 
 RETRY_S = 5.0
@@ -56,7 +56,7 @@ class Webhooks:
         service: measures delays.
 
     Raises:
-        ConfigError: see `check`.
+        ConfigError: see `receiver_of`.
     """
 
     def __init__(
@@ -69,14 +69,13 @@ class Webhooks:
         service: ServiceClock,
     ) -> None:
         self._store = store
-        keys = check(settings)
         counter = metrics.counter(
             "webhook_attempts_total",
             "Attempts to send a message to a webhook by result: delivered, failed, skipped (failed for a day).",
             ("webhook", "result"),
         )
         self._clock = clock
-        self._receivers = {name: Receiver(name, each.url, keys[name], clock) for name, each in settings.items()}
+        self._receivers = {name: receiver_of(name, each, clock) for name, each in settings.items()}
         self._senders = [
             _Sender(self._receivers[name], queue, kinds, store, counter, clock, service)
             for name, each in settings.items()
@@ -224,12 +223,11 @@ class _Sender:
         )
 
 
-def check(settings: Mapping[str, Webhook]) -> dict[str, bytes]:
-    """Returns the signing keys of webhooks by name. Blocks.
+def check(settings: Mapping[str, Webhook]) -> None:
+    """Checks the webhooks before a gateway starts. Blocks.
 
     Raises:
-        ConfigError: the file of a signing key cannot be used.
+        ConfigError: see `receiver_of`.
     """
-    return {
-        name: messages.read_key(each.secret_file, f"webhooks.{name}.secret_file") for name, each in settings.items()
-    }
+    for name, each in settings.items():
+        receiver_of(name, each, SYSTEM_CLOCK)

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import re
 import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http.cookiejar import DefaultCookiePolicy
 from typing import Any, NamedTuple, TypeVar
 
@@ -24,6 +25,7 @@ from firstline_core.protocol.http import StaleConnectionError, read_body
 from firstline_core.protocol.http_transport import SOCKET_OPTIONS, AsyncTransport, BlockingTransport, KeepingTransport
 from firstline_core.protocol.limits import Limits
 from firstline_core.protocol.proxies import check_proxy, environment_proxy
+from firstline_core.storage.files import not_certificates
 from firstline_core.telemetry.wording import rounded
 
 _Client = TypeVar("_Client", httpx.Client, httpx.AsyncClient)
@@ -122,8 +124,7 @@ def _arguments(settings: ClientSettings) -> dict[str, Any]:
 def _transport(settings: ClientSettings) -> dict[str, Any]:
     if settings.proxy:
         check_proxy(settings.proxy, f"The proxy for {settings.url}")
-    use_environment = settings.use_environment and not settings.socket
-    proxy = settings.proxy or (environment_proxy(settings.url) if use_environment else "")
+    settings = without_environment(settings)
     limits = httpx.Limits(
         max_connections=settings.connections,
         max_keepalive_connections=settings.connections,
@@ -131,12 +132,33 @@ def _transport(settings: ClientSettings) -> dict[str, Any]:
     )
     return {
         "verify": settings.tls,
-        "trust_env": settings.use_environment,  # SSL_CERT_FILE and SSL_CERT_DIR
+        "trust_env": False,
         "limits": limits,
-        "proxy": proxy or None,
+        "proxy": settings.proxy or None,
         "uds": settings.socket or None,
         "socket_options": None if settings.socket else SOCKET_OPTIONS,
     }
+
+
+def without_environment(settings: ClientSettings) -> ClientSettings:
+    """Returns settings that name the proxy and the authorities of the environment, so that it is not read again.
+
+    Raises:
+        ConfigError: a variable of the environment that cannot be used.
+    """
+    if not settings.use_environment:
+        return settings
+    proxy = settings.proxy or ("" if settings.socket else environment_proxy(settings.url))
+    tls = _environment_authorities() if settings.tls is True else settings.tls
+    return replace(settings, proxy=proxy, tls=tls, use_environment=False)
+
+
+def _environment_authorities() -> ssl.SSLContext:
+    try:
+        return httpx.create_ssl_context()
+    except OSError as error:
+        name = "SSL_CERT_FILE" if os.environ.get("SSL_CERT_FILE") else "SSL_CERT_DIR"
+        raise errors.ConfigError(f"{name}: {os.environ.get(name)} {not_certificates(error)}.") from error
 
 
 def check_url(url: str) -> None:

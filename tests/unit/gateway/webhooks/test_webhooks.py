@@ -17,7 +17,7 @@ from support.waiting import until
 from support.webhook_receiver import Receiver, receiver, secret_file
 
 from firstline_core.clock import SimulatedClock
-from firstline_core.errors import NotFoundError
+from firstline_core.errors import ConfigError, NotFoundError
 from firstline_core.fleet.rest import WebhookState
 from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_gateway import audit_log
@@ -26,7 +26,7 @@ from firstline_gateway.store.database import Database
 from firstline_gateway.store.service_clock import ServiceClock, advance
 from firstline_gateway.store.store import Store
 from firstline_gateway.webhooks import records
-from firstline_gateway.webhooks.webhooks import GIVE_UP_S, Webhooks
+from firstline_gateway.webhooks.webhooks import GIVE_UP_S, Webhooks, check
 
 ON_SQLITE = pytest.mark.parametrize("store_settings", ["sqlite"], indirect=True)
 
@@ -289,3 +289,36 @@ async def test_a_test_without_an_answer_says_what_to_do(
     with socket.create_server(("127.0.0.1", 0)) as silent:
         problem, _ = await tested(f"http://127.0.0.1:{silent.getsockname()[1]}/")
     assert problem == "it did not answer within 0.2 s"
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "message"),
+    [
+        (
+            "SSL_CERT_FILE",
+            "/nothing.pem",
+            r"^SSL_CERT_FILE: /nothing.pem does not exist; name a file with certificates in PEM\.$",
+        ),
+        ("https_proxy", "http://", r"^https_proxy is not a URL"),
+    ],
+)
+def test_a_variable_that_no_attempt_could_use_is_refused(
+    variable: str, value: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, value)
+    settings = Webhook(url="https://hooks.example.com/", secret_file=secret_file(tmp_path))
+    with pytest.raises(ConfigError, match=message):
+        check({"ops": settings})
+
+
+@ON_SQLITE
+async def test_a_lost_file_of_authorities_stops_no_webhook(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tls, authority = server_tls(tmp_path)
+    monkeypatch.setenv("SSL_CERT_FILE", str(authority))
+    with receiver(tls=tls) as found:
+        async with site(database, Webhook(url=found.url, secret_file=secret_file(tmp_path)), SharedClock()) as made:
+            authority.unlink()
+            made.note("rollout.create")
+            await eventually(made, 1, found.ids)
