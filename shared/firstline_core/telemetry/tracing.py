@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import random
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 _SAMPLED, _RANDOM = 0x01, 0x02
 _TIMEOUT_S = 2.0
+_CLOSE_S = 5.0  # a batch may end after `_TIMEOUT_S`, and the collector's answer may take any time
+_ANSWER_BYTES = 65_536
 _SCHEDULE_MS = 1000.0
 
 log = logger(__name__)
@@ -67,6 +70,13 @@ class _Sender:
         self._exporter.shutdown()
 
 
+def _leave_long_answer(response: Any, **_: object) -> None:
+    """Closes the connection of a collector whose answer has no length or is long; its status is enough."""
+    length = response.headers.get("Content-Length", "")
+    if not length.isdecimal() or int(length) > _ANSWER_BYTES:
+        response.close()
+
+
 class _Exporter:
     """Converts spans for OpenTelemetry's SDK, and hands them to its thread.
 
@@ -84,6 +94,7 @@ class _Exporter:
             from opentelemetry.sdk.trace import ReadableSpan
             from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExportResult
             from opentelemetry.trace import SpanContext, TraceFlags
+            from requests import Session  # OpenTelemetry's exporter needs it
         except ModuleNotFoundError as error:
             raise ConfigError(
                 f"tracing.endpoint is set, but the package '{error.name}' is not installed; install firstline[otel]."
@@ -93,16 +104,21 @@ class _Exporter:
         self._resource = Resource({"service.name": service, **({"service.instance.id": instance} if instance else {})})
         url = f"{endpoint.rstrip('/')}/v1/traces"
         logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # it logs each try; `_Sender` logs changes
-        self._sender = _Sender(OTLPSpanExporter(url, timeout=_TIMEOUT_S), SpanExportResult.FAILURE)
+        session = Session()
+        session.stream = True  # the hook decides whether the answer's body is read
+        session.hooks["response"].append(_leave_long_answer)
+        self._sender = _Sender(OTLPSpanExporter(url, timeout=_TIMEOUT_S, session=session), SpanExportResult.FAILURE)
         self._processor: BatchSpanProcessor = BatchSpanProcessor(
             self._sender,  # type: ignore[arg-type]
             schedule_delay_millis=_SCHEDULE_MS,
         )
 
     def close(self) -> None:
-        """Sends what is recorded; starts no further batch after `_TIMEOUT_S`."""
+        """Sends what is recorded; starts no further batch after `_TIMEOUT_S`, and ends after `_CLOSE_S`."""
         self._sender.until_s = time.monotonic() + _TIMEOUT_S
-        self._processor.shutdown()  # type: ignore[no-untyped-call]
+        ending = threading.Thread(target=self._processor.shutdown, daemon=True)
+        ending.start()
+        ending.join(_CLOSE_S)
 
     def export(
         self, name: str, trace: TraceContext, *, own: bool, end_s: float, seconds: float, attributes: Mapping[str, str]

@@ -1,5 +1,6 @@
 """Spans: sampled by the caller or by chance, exported with their parents, and exemplars of latencies."""
 
+import asyncio
 import sys
 import time
 from collections.abc import Iterator
@@ -8,6 +9,7 @@ import pytest
 from support.collector import Collector, collector
 from support.edge import full_answer, request
 from support.logs import captured_lines
+from support.streams import serving_streams
 
 from firstline_core.errors import ConfigError
 from firstline_core.telemetry import tracing
@@ -80,6 +82,45 @@ def test_a_collector_that_is_away_costs_spans_and_one_line() -> None:
         tracing.close()
     assert [line["event"] for line in lines] == ["spans not exported; see tracing.endpoint"]
     assert time.monotonic() - began_s < 10
+
+
+async def test_a_collectors_endless_answer_is_not_read() -> None:
+    left = asyncio.Event()
+
+    async def endless(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+        try:
+            while True:
+                writer.write(b"1000\r\n" + bytes(0x1000) + b"\r\n")
+                await writer.drain()
+        except ConnectionError:
+            left.set()
+
+    async with serving_streams(endless) as port, asyncio.timeout(20):
+        tracing.configure("service", f"http://127.0.0.1:{port}", 1.0)
+        tracing.record("request", SAMPLED, 1.0, own=True)
+        await left.wait()
+        await asyncio.to_thread(tracing.close)
+
+
+async def test_a_collector_that_never_ends_its_answer_delays_no_stop() -> None:
+    asked = asyncio.Event()
+
+    async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        asked.set()
+        while True:
+            writer.write(b"H")
+            await writer.drain()
+            await asyncio.sleep(0.1)
+
+    async with serving_streams(drip) as port:
+        tracing.configure("service", f"http://127.0.0.1:{port}", 1.0)
+        tracing.record("request", SAMPLED, 1.0, own=True)
+        await asked.wait()
+        async with asyncio.timeout(15):
+            await asyncio.to_thread(tracing.close)
 
 
 @pytest.mark.parametrize("trace", [SAMPLED, UNSAMPLED, None])
