@@ -349,8 +349,10 @@ def _go_back(changes: StepChanges, assignments: Mapping[str, Assignment], view: 
     silent_s = rollout.definition.silent_s
     if not any(is_reachable(view.devices.get(each.device), silent_s) for each in returning):
         later = f"; silent, and rolled back when seen again: {counted(len(returning), 'device')}" if returning else ""
-        returned = sum(each.state is _S.RETURNED for each in assignments.values())
-        sentence = f"{rollout.sentence} The previous version runs again on {counted(returned, 'device')}{later}."
+        returned = [each.device in view.devices for each in assignments.values() if each.state is _S.RETURNED]
+        gone = f"; revoked or decommissioned: {counted(returned.count(False), 'device')}" if not all(returned) else ""
+        again = counted(returned.count(True), "device")
+        sentence = f"{rollout.sentence} The previous version runs again on {again}{later}{gone}."
         changes.end(RolloutState.ROLLED_BACK, f"{sentence}{_stranded(rollout, assignments)}")
 
 

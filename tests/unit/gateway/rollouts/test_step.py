@@ -696,6 +696,24 @@ def test_devices_that_are_revoked_are_neither_waited_for_nor_judged() -> None:
     assert silence.devices == (8, 9)
 
 
+def test_a_rollback_ends_without_devices_that_left_the_fleet() -> None:
+    fleet = simulated_fleet(4)
+    fleet.advance()
+    fleet.report_all(UpdateState.COMMITTED)
+    fleet.advance(60)
+    fleet.command(Command.ROLLBACK)
+    del fleet.devices["d00"]
+    fleet.advance(1)
+    for name in ("d01", "d02"):
+        del fleet.devices[name]
+    fleet.advance(1)
+    assert fleet.rollout.state is RolloutState.ROLLING_BACK
+    fleet.change("d03", version=1)
+    fleet.advance(1)
+    assert fleet.rollout.state is RolloutState.ROLLED_BACK
+    assert "runs again on 1 device; revoked or decommissioned: 3 devices." in fleet.rollout.sentence
+
+
 @pytest.mark.parametrize("devices", [0, 1, 2])
 def test_a_plan_that_detects_nothing_says_so_instead_of_when_it_is_complete(devices: int) -> None:
     fleet = simulated_fleet(devices, Stage(0.5, soak_s=60), rules=Rules(promote_unseen=True), held_back=0.05)
