@@ -51,7 +51,8 @@ async def served(shared_data: Path, tmp_path: Path) -> AsyncIterator[httpx.Async
     write_bundle(shared_data, models / "objects", "coco-cascade", "ssd")
     write_bundle(shared_data, models / "boxes", "coco-cascade", "dynamic-range")
     write_bundle(shared_data, models / "areas", "pascal-segmentation-cascade")
-    settings = edge_settings(tmp_path / "state", models__directories=[str(models)])
+    # A busy machine takes longer than the default.
+    settings = edge_settings(tmp_path / "state", models__directories=[str(models)], policy__default_timeout_ms=60_000)
     async with serving_agent(settings) as (_, url), httpx.AsyncClient(base_url=url, timeout=60) as client:
         yield client
 
