@@ -12,7 +12,7 @@ import stat
 from collections.abc import AsyncIterator, Iterable, Iterator
 from pathlib import Path
 
-from firstline_core.clock import SYSTEM_CLOCK
+from firstline_core.clock import SYSTEM_CLOCK, Clock
 from firstline_core.errors import CapacityError, ConfigError
 from firstline_core.protocol.cors import with_cors
 from firstline_core.protocol.http import BodyBudget
@@ -37,12 +37,13 @@ class Drain:
     It begins when the first of them stops.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._clock = clock
         self._ends_s = math.inf
 
     def left_s(self) -> float:
         """Returns the rest of the time in seconds."""
-        now_s = SYSTEM_CLOCK.monotonic_s()
+        now_s = self._clock.monotonic_s()
         self._ends_s = min(self._ends_s, now_s + _DRAIN_S)
         return max(0.0, self._ends_s - now_s)
 
