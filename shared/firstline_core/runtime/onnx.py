@@ -16,8 +16,8 @@ from firstline_core.runtime.base import Feeds, cast_feed, check_feeds, run_in_ba
 from firstline_core.storage.files import naming
 from firstline_core.types import DATATYPES, Array, TensorSpec
 
-# ONNX Runtime 1.29 and later report each process and model to their makers by default, over any link of the device.
-# They read this variable when the first model is loaded.
+# Since version 1.29 ONNX Runtime reports each process and model to its makers by default, over any link of the device.
+# It reads this variable when it loads the first model.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 _CPU = "CPUExecutionProvider"
