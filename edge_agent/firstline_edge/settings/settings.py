@@ -100,7 +100,8 @@ class EncryptionSection(Section, frozen=True, kw_only=True):
 
 class ModelsSection(Section, frozen=True, kw_only=True):
     directories: tuple[FilePath, ...] = ()
-    """Bundles, or folders of bundles: each subfolder, or subfolder/version, e.g. ["/var/lib/firstline/models"]."""
+    """Bundles, or folders of bundles, e.g. ["/var/lib/firstline/models"]; in a folder, each subfolder, or
+    subfolder/version, that holds a manifest.json is a bundle."""
     providers: tuple[str, ...] = ("CPUExecutionProvider",)
     """ONNX Runtime execution providers, preferred first; one that is absent is an error, not silently the CPU."""
     threads: NotNegative = 1
