@@ -64,8 +64,8 @@ def open_bundle(path: Path) -> Bundle:
 def find_bundles(directory: Path) -> list[Path]:
     """Returns the folders with a manifest, in order: `directory` itself, or its subfolders and theirs.
 
-    Hidden folders are passed over: they may be bundles that are being written. A subfolder that cannot be looked into
-    is among the results: as a bundle it is refused, by its name.
+    Hidden folders are passed over, because they may be bundles that are being written, and so is the `lost+found` of a
+    disk. Another subfolder that cannot be looked into is among the results: as a bundle it is refused, by its name.
 
     Raises:
         OSError: there is no such folder, or it cannot be read.
@@ -92,7 +92,8 @@ def _may_be_bundle(folder: Path) -> bool:
 
 
 def _visible_folders(directory: Path) -> list[Path]:
-    return sorted(path for path in directory.iterdir() if path.is_dir() and not path.name.startswith("."))
+    visible = (path for path in directory.iterdir() if not path.name.startswith(".") and path.name != "lost+found")
+    return sorted(path for path in visible if path.is_dir())
 
 
 def same_version(path: Path, other: Path, key: ModelKey) -> str:

@@ -84,7 +84,7 @@ def test_a_folder_without_a_manifest_is_refused(tmp_path: Path) -> None:
 
 def test_bundles_are_found_in_subfolders_and_theirs(root: Path) -> None:
     folder = root.parent
-    for name in ("other/2", "other/10", ".bundle.4f1c", "other/.10.77aa"):
+    for name in ("other/2", "other/10", ".bundle.4f1c", "other/.10.77aa", "lost+found"):
         shutil.copytree(root, folder / name)
     (folder / "empty").mkdir()
     assert find_bundles(root) == [root]
