@@ -419,7 +419,7 @@ class TestDoctor:
         assert "firstline[edge-core]" in finding["advice"]
 
 
-def test_the_end_does_not_wait_for_a_call_in_a_thread() -> None:
+def test_the_end_waits_for_no_call_in_a_thread() -> None:
     """Such as the load of a model that an update brought."""
     script = """
         import asyncio

@@ -85,7 +85,7 @@ async def test_the_brake_survives_a_restart_and_ends_by_itself(tmp_path: Path) -
     assert passes(again) and again.status() is None
 
 
-def test_the_brake_returns_when_a_clock_that_was_ahead_is_corrected(tmp_path: Path) -> None:
+def test_a_corrected_clock_puts_the_brake_in_force_again(tmp_path: Path) -> None:
     clock = SimulatedClock(wall_start_s=3600.0 * 1000)
     limiter = limiter_at(tmp_path, clock, 0, until_s=3600.0 * 1000 + 100)
     clock.set_wall_s(3600.0 * 2000)

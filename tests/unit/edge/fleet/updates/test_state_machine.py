@@ -408,7 +408,7 @@ async def test_a_version_returned_to_can_be_withdrawn(device: Device | Configura
     assert device.version == 1
 
 
-async def test_a_retry_on_other_devices_does_not_prevent_an_undo(device: Device | ConfigurationDevice) -> None:
+async def test_a_retry_elsewhere_does_not_prevent_an_undo(device: Device | ConfigurationDevice) -> None:
     desired = device.publish(2)
     await run_update(device, desired)
     device.receive(replace(desired, attempt=2, undone=True))
