@@ -118,6 +118,36 @@ async def test_a_second_person_approves_and_a_newer_rollout_supersedes(
     assert (await desired(cam)).models[0].version == 3
 
 
+@pytest.mark.parametrize("has_first", [True, False])
+async def test_a_rollback_skips_a_version_withdrawn_meanwhile(
+    gateway: Gateway, cam: httpx.AsyncClient, operator: httpx.AsyncClient, has_first: bool
+) -> None:
+    await report(cam, 1, 0, 1)
+
+    async def bring(version: int) -> str:
+        definition = DEFINITION | {"version": version, "manifest_sha256": str(version) * 64}
+        made: str = (await operator.post(ROLLOUTS, json=definition)).json()["id"]
+        await operator.post(f"{ROLLOUTS}/{made}/start")
+        await gateway.rollout_driver.drive()
+        done = Update("digits", version, UpdateState.COMMITTED, rollout=made)
+        await report(cam, version + 1, (await desired(cam)).revision, version, done)
+        await gateway.rollout_driver.drive()
+        return made
+
+    for version in (1,) if has_first else ():
+        await bring(version)
+    second, third, fourth = [await bring(version) for version in (2, 3, 4)]
+    for withdrawn in (second, third):
+        await operator.post(f"{ROLLOUTS}/{withdrawn}/rollback")
+        await gateway.rollout_driver.drive()
+        assert (await desired(cam)).models[0].version == 4, "a newer rollout has the device"
+    await operator.post(f"{ROLLOUTS}/{fourth}/rollback")
+    await gateway.rollout_driver.drive()
+    wanted = (await desired(cam)).models[0]
+    assert (wanted.version, wanted.undone) == ((1, False) if has_first else (4, True))
+    assert {"2" * 64, "3" * 64} <= set(wanted.withdrawn)
+
+
 async def test_a_command_for_an_older_revision_is_refused(operator: httpx.AsyncClient) -> None:
     made = await operator.post(ROLLOUTS, json=DEFINITION)
     one = f"{ROLLOUTS}/{made.json()['id']}"

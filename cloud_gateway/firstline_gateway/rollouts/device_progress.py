@@ -14,6 +14,7 @@ from msgspec.structs import asdict, replace
 
 from firstline_core.fleet import twin
 from firstline_core.fleet.update import UNSUCCESSFUL, UpdateKind, UpdateState
+from firstline_core.types import Sha256
 from firstline_gateway.rollouts.rollout import Assignment, DeviceState, Rollout
 
 _S = DeviceState
@@ -148,6 +149,22 @@ def rollback(assignment: Assignment, rollout: Rollout) -> twin.DesiredVersion:
         return replace(offered, window=None, undone=True)
     before = assignment.before
     return replace(before, withdrawn=twin.withdrawn_after(replace(offered, undone=True), before.sha256))
+
+
+def after_withdrawal(newer: Assignment, older: Assignment, rollout: Rollout, wanted: Sha256) -> Assignment:
+    """Returns an assignment of a newer rollout after an older one withdrew its version from the device.
+
+    Args:
+        newer: of the rollout that has replaced the older one on the device.
+        older: of the same device in the older rollout.
+        rollout: the older one.
+        wanted: sha256 of the version that the newer rollout brings.
+    """
+    if newer.before is None or newer.before.rollout != rollout.id:
+        return newer
+    undone = replace(newer.before, undone=True, withdrawn=(*older.withdrawn, *newer.before.withdrawn))
+    withdrawn = twin.withdrawn_after(undone, wanted)
+    return replace(newer, before=older.before, before_version=older.before_version, withdrawn=withdrawn)
 
 
 def after_report(assignment: Assignment, device: DeviceView | None, rollout: Rollout) -> Assignment:

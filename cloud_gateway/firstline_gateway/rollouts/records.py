@@ -12,7 +12,7 @@ from firstline_core.fleet.twin import Desired
 from firstline_gateway import audit_log
 from firstline_gateway.fleet import devices
 from firstline_gateway.fleet.totals import Totals
-from firstline_gateway.rollouts.device_progress import with_audits, with_desired
+from firstline_gateway.rollouts.device_progress import after_withdrawal, with_audits, with_desired
 from firstline_gateway.rollouts.judgement.figures import Baseline, Period
 from firstline_gateway.rollouts.rollout import LIVE, WAITING, Assignment, Rollout, RolloutState
 from firstline_gateway.rollouts.step import StepChanges
@@ -200,6 +200,20 @@ def assign(
     upsert(connection, ASSIGNMENTS, *new)
 
 
+def _withdraw(connection: sa.Connection, rollout: Rollout, replaced: Mapping[str, Assignment]) -> None:
+    """Makes rollouts that replaced this one's version on devices return them to the version before it."""
+    others = connection.execute(sa.select(_R.record).where(_R.id != rollout.id)).scalars() if replaced else ()
+    for newer in others:
+        if newer.definition.document_key != rollout.definition.document_key or newer.started_s < rollout.started_s:
+            continue
+        for names in batched(replaced):
+            query = sa.select(_A.record).where(_A.rollout == newer.id, _A.device.in_(names))
+            found: list[Assignment] = list(connection.execute(query).scalars())
+            wanted = newer.definition.manifest_sha256
+            after = [after_withdrawal(each, replaced[each.device], rollout, wanted) for each in found]
+            assign(connection, newer.id, after, {})
+
+
 def start_observation(connection: sa.Connection, rollout_id: str, start: Mapping[str, Totals]) -> None:
     """Stores the counts of devices at the start of the observation."""
     mine = (_A.rollout == rollout_id) & (_A.device == sa.bindparam("one"))
@@ -258,10 +272,13 @@ def apply(connection: sa.Connection, before: Rollout, changes: StepChanges, wall
     Returns:
         The changed rollout; None if it had been changed meanwhile and nothing was done.
     """
+    if changes.replaced:
+        lock(connection)
     current = find(connection, before.id, lock=True)
     if current is None or current.revision != before.revision:
         return None
     assign(connection, before.id, changes.assigned.values(), changes.before)
+    _withdraw(connection, before, changes.replaced)
     start_observation(connection, before.id, changes.start)
     if changes.look is not None:
         add_look(connection, before.id, changes.look)

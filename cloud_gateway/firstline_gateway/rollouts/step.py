@@ -101,6 +101,7 @@ class StepChanges:
         rollout: its new state.
         assigned: devices whose assignment has changed.
         desired: new desired versions of devices.
+        replaced: devices that lose the version while a newer rollout has replaced it: that one must not restore it.
         audits: devices that begin or end the audits of the judged bundles.
         before: for devices of a new stage, which are all in `assigned`, the period before it.
         start: counts of devices at the start of the observation.
@@ -113,6 +114,7 @@ class StepChanges:
     rollout: Rollout
     assigned: dict[str, Assignment] = field(default_factory=dict)
     desired: dict[str, DesiredVersion] = field(default_factory=dict)
+    replaced: dict[str, Assignment] = field(default_factory=dict)
     audits: dict[str, bool] = field(default_factory=dict)
     before: dict[str, Period | None] = field(default_factory=dict)
     start: dict[str, Totals] = field(default_factory=dict)
@@ -333,11 +335,13 @@ def _go_back(changes: StepChanges, assignments: Mapping[str, Assignment], view: 
     for each in affected[:_AT_ONCE]:
         device = view.devices.get(each.device)
         replaced = device is None or device.desired is None or device.desired.rollout != rollout.id
-        stays = replaced or each.before_version == version
-        state = (_S.RETURNED if stays else _S.RETURNING) if is_rollback else _S.WITHDRAWN
+        stays = each.before_version == version
+        state = (_S.RETURNED if stays or replaced else _S.RETURNING) if is_rollback else _S.WITHDRAWN
         reason = "" if each.state is _S.WITHDRAWN else each.reason  # an offer that expired has not failed
         changes.assigned[each.device] = replace(each, state=state, reason=reason)
-        if not stays:
+        if not stays and replaced:
+            changes.replaced[each.device] = each
+        elif not stays:
             changes.desired[each.device] = rollback(each, rollout)
     for each in assignments.values():
         if each.state is _S.WAITING:

@@ -2,7 +2,7 @@
 
 import msgspec
 import pytest
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
 from firstline_core.fleet.telemetry import ModelCounts
 from firstline_core.fleet.twin import Desired, DesiredVersion, Reported, RunningModel, Update, Window
@@ -11,6 +11,7 @@ from firstline_gateway.fleet.totals import Totals, gained
 from firstline_gateway.rollouts.device_progress import (
     DeviceView,
     after_offer,
+    after_withdrawal,
     desired_of,
     rollback,
     update_of,
@@ -82,3 +83,24 @@ def test_a_device_does_not_go_back_to_a_version_that_it_gave_up(state: UpdateSta
         assert (back.version, back.undone) == (2, False)
     else:
         assert (back.version, back.undone) == (3, True), "the device rolls back to what it ran before both"
+
+
+@pytest.mark.parametrize("before", [DIGITS, None])
+def test_a_newer_rollout_does_not_restore_a_withdrawn_version(before: DesiredVersion | None) -> None:
+    older = Rollout("older", Definition("digits", 2, "2" * 64), RolloutState.ROLLING_BACK, "kim", 0.0, seed=1)
+    newer = Rollout("newer", Definition("digits", 3, "3" * 64), RolloutState.RUNNING, "kim", 0.0, seed=1)
+    brought = DesiredVersion("digits", 2, "2" * 64, "older", withdrawn=("4" * 64,))
+    first = Assignment("d", 0, True, True, 0, DeviceState.DONE, before=before, before_version=1)
+    second = Assignment("d", 0, True, True, 0, DeviceState.DONE, before=brought, before_version=2)
+    back = rollback(after_withdrawal(second, first, older, "3" * 64), newer)
+    assert (back.version, back.undone) == ((1, False) if before else (3, True))
+    assert {"4" * 64, "2" * 64} <= set(back.withdrawn), "the device may still run a withdrawn version"
+    assert after_withdrawal(second, first, newer, "3" * 64) is second, "another rollout brought the version"
+
+
+def test_a_version_that_a_newer_rollout_brings_again_stays() -> None:
+    older = Rollout("older", Definition("digits", 2, "2" * 64), RolloutState.ROLLING_BACK, "kim", 0.0, seed=1)
+    first = Assignment("d", 0, True, True, 0, DeviceState.DONE, before=DIGITS, before_version=1)
+    second = replace(first, before=DesiredVersion("digits", 2, "2" * 64, "older"), before_version=2)
+    again = after_withdrawal(second, first, older, "2" * 64)
+    assert (again.withdrawn, again.before_version, again.before) == ((), 1, DIGITS)

@@ -290,6 +290,20 @@ def test_a_device_that_ran_the_version_before_keeps_it_in_a_rollback() -> None:
     assert fleet.assignments["d01"].state is S.RETURNED and fleet.assignments["d02"].state is S.RETURNING
 
 
+def test_a_rollback_names_devices_that_a_newer_rollout_took() -> None:
+    fleet = simulated_fleet(3)
+    fleet.change("d02", version=2)
+    fleet.install()
+    fleet.advance(1)
+    newer = DesiredModel("cameras", 3, "3" * 64, "newer")
+    fleet.change("d01", desired=newer)
+    fleet.change("d02", desired=newer)
+    fleet.command(Command.ROLLBACK)
+    changes = step(fleet.rollout, fleet.assignments, fleet, StepTime(fleet.now_s, 1.7e9))
+    assert {name: each.before for name, each in changes.replaced.items()} == {"d01": OLD}, "d02 had the version before"
+    assert changes.desired == {"d00": BACK}
+
+
 def test_a_report_from_before_a_retry_does_not_count() -> None:
     fleet = simulated_fleet()
     fleet.install()
