@@ -38,6 +38,7 @@ _DECAY = 2.0 ** (-1 / _HALF_LIFE_COUNT)
 _PACE_STEP, _PACE_LIMIT = 1.05, 1e6
 _SURE = 0.95
 _ARRAY = attrgetter("array")
+_HELD_UP_S, _OFF_LOOP_RUNS = 0.1, 1000
 _LATE_STEP = _PACE_STEP ** ((1 - _SURE) / _SURE)
 
 
@@ -51,10 +52,12 @@ class RelativeRunTimes:
     Attributes:
         factor: the median.
         late: the 95th percentile.
+        off_loop: number of the next runs that run in a thread, after one that was expected to be quick and was not.
     """
 
     factor: float = 1.0
     late: float = 1.0
+    off_loop: int = 0
 
     @staticmethod
     def of(profiled: Distribution) -> RelativeRunTimes:
@@ -77,6 +80,11 @@ class RelativeRunTimes:
             took_s: the time of the run.
             measured_s: the shortest time measured for such a run.
         """
+        # The time of a loop within the model depends on its input, so one such run is a sign of more.
+        if took_s > _HELD_UP_S and measured_s > 0 and runs_on_loop(self.factor * measured_s):
+            self.off_loop = _OFF_LOOP_RUNS
+        elif self.off_loop:
+            self.off_loop -= 1
         if took_s > self.factor * measured_s:
             self.factor = min(_PACE_LIMIT, self.factor * _PACE_STEP)
         elif self.factor > 1.0:
@@ -163,7 +171,7 @@ class EdgeModel:
 
     def quick(self, measured_ms: float) -> bool:
         """Returns whether a request runs on the event loop, by the shortest time of all its rows."""
-        return runs_on_loop(self.pace.factor * measured_ms / 1000)
+        return not self.pace.off_loop and runs_on_loop(self.pace.factor * measured_ms / 1000)
 
     def run(self, inputs: Arrays, measured_s: float = math.inf) -> list[ModelOutput]:
         """Returns the model's output for each row.

@@ -691,7 +691,9 @@ class TestTogether:
         self, make_scene: MakeScene, values: tuple[float, ...], sample_bytes: int, row_ms: float
     ) -> None:
         scene, threads, expected_s = make_scene(row_ms=0.4), list[threading.Thread](), list[float]()
-        pace = SimpleNamespace(factor=1.0, sure=1.0, ran=lambda _took_s, measured_s: expected_s.append(measured_s))
+        pace = SimpleNamespace(
+            factor=1.0, sure=1.0, off_loop=0, ran=lambda _took_s, measured_s: expected_s.append(measured_s)
+        )
         edge = dataclasses.replace(scene.held.edge, sample_bytes=sample_bytes, pace=pace)
         scene.models.put(dataclasses.replace(scene.held, edge=edge))
         scene.echo.gate.wait = lambda: threads.append(threading.current_thread())

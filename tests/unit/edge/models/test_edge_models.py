@@ -137,6 +137,20 @@ def test_a_model_that_has_become_slow_leaves_the_event_loop_until_it_is_quick_ag
     assert edge.pace.factor * measured_ms == 0.1  # not quicker than it was ever measured
 
 
+def test_one_run_that_holds_up_the_loop_moves_the_next_ones(held: DeviceModel) -> None:
+    edge = replace(held.edge, row_ms=0.1, sample_bytes=100)
+    edge.pace.ran(0.09, 0.0001)
+    edge.pace.ran(1.0, 0.1)  # many rows, in a thread
+    assert edge.quick(0.1)
+    edge.pace.ran(0.2, 0.0001)
+    assert not edge.quick(0.1), "the model may loop as often as an input says"
+    for _ in range(999):
+        edge.pace.ran(0.0001, 0.0001)
+    assert not edge.quick(0.1)
+    edge.pace.ran(0.0001, 0.0001)
+    assert edge.quick(0.1)
+
+
 def test_a_line_that_was_expected_to_be_quicker_teaches_the_pace_once() -> None:
     pace = RelativeRunTimes()
     for _ in range(500):  # each three times as long as measured, and all were asked for before the first ended
