@@ -104,7 +104,7 @@ class ModelsSection(Section, frozen=True, kw_only=True):
     subfolder/version, that holds a manifest.json is a bundle."""
     providers: tuple[str, ...] = ("CPUExecutionProvider",)
     """ONNX Runtime execution providers, preferred first; one that is absent is an error, not silently the CPU."""
-    threads: NotNegative = 1
+    threads: Annotated[int, Meta(ge=0, le=1024)] = 1
     """Threads that one run of a model may use; 0 leaves it to the runtime."""
     as_planned: bool = False
     """Use the fastest provider and threads that `edge-agent profile create` found here, if it has measured them."""

@@ -78,6 +78,12 @@ def test_invalid_combinations_are_refused(values: dict[str, Any], sentence: str)
         load(None, environ={}, overrides=values)
 
 
+def test_more_threads_than_a_runtime_takes_are_refused() -> None:
+    assert load(None, environ={}, overrides={"models.threads": 1024}).models.threads == 1024
+    with pytest.raises(ConfigError, match=r"models\.threads"):
+        load(None, environ={}, overrides={"models.threads": 2**31})
+
+
 @pytest.mark.parametrize(
     "price", [{"budget.bytes_per_day": 1}, {"costs.money_per_request": 0.1}, {"policy.least_value": 0.01}]
 )
