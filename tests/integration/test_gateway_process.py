@@ -276,6 +276,15 @@ def test_taken_port_is_one_error_line(config: Path) -> None:
     assert taken.stderr.count("\n") == 1
 
 
+def test_unknown_host_is_named_with_its_place(config: Path) -> None:
+    config.write_text(config.read_text().replace("[api]", '[api]\nhost = "press..local"\nplain_http = true'))
+    refused = run("run", "--config", config)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert refused.stderr.startswith(
+        f"firstline-gateway: {config}:2: api.host is 'press..local', which is not known; check the host name, "
+    )
+
+
 @pytest.mark.parametrize(
     ("command", "text", "message"),
     [

@@ -83,6 +83,17 @@ def test_each_change_of_the_desired_document_is_a_revision(database: Database) -
         assert [(name, said.revision) for name, said in devices.unpublished(connection, 10)] == [("b", 1)]
 
 
+def test_documents_behind_a_device_are_those_of_newer_changes(database: Database) -> None:
+    with database.begin() as connection:
+        accept(connection, "a", "b", "c")
+        devices.desire(connection, ["a", "b", "c"], wanted)
+        devices.desire(connection, ["c"], lambda _, before: replace(before, models=()))
+        assert [name for name, _ in devices.unpublished(connection, 10)] == ["c", "a", "b"]
+        assert [name for name, _ in devices.unpublished(connection, 10, "c")] == ["a", "b"]
+        assert [name for name, _ in devices.unpublished(connection, 10, "a")] == ["b"]
+        assert len(devices.unpublished(connection, 10, "forgotten")) == 3
+
+
 def test_a_restored_store_continues_after_the_revisions_that_devices_know(database: Database) -> None:
     with database.begin() as connection:
         accept(connection, "cam", "liar")

@@ -380,6 +380,13 @@ async def test_a_refusal_without_a_retry_time_is_not_passed_on() -> None:
         assert "sends too much" in outcome.message
 
 
+async def test_a_missed_deadline_is_passed_on() -> None:
+    async with site(1) as far:
+        far.servers[0].error = errors.DeadlineExceededError("The deadline passed in the queue.")
+        (outcome,) = await far.ask((0.5,))
+        assert isinstance(outcome, errors.DeadlineExceededError)
+
+
 async def test_a_busy_server_is_avoided_and_all_busy_gives_a_retry_time() -> None:
     async with site(2) as far:
         far.servers[0].error = errors.QueueFullError("9 requests wait; come back later.", retry_after_s=3)
