@@ -62,6 +62,19 @@ def test_a_file_that_does_not_fit_is_named_and_the_others_go_on(colours: Bundle,
     assert "1 of 4 files failed" in result.stderr
 
 
+def test_swapped_bundle_and_file_give_the_right_command(colours: Bundle, tmp_path: Path) -> None:
+    file = tmp_path / "a picture.png"
+    file.write_bytes(b"")
+    refused = _run(file, colours.path, code=2).stderr
+    assert in_one_line(refused).endswith(f"firstline infer {colours.path} '{file}'.")
+
+
+def test_the_name_of_a_file_does_not_steer_the_terminal(colours: Bundle, tmp_path: Path) -> None:
+    file = tmp_path / "\x9b31m.png"
+    file.write_text("not an image")
+    assert "\\x9b31m.png: " in _run(colours.path, file, code=1).stderr
+
+
 def test_answers_are_drawn_into_a_folder(tmp_path: Path) -> None:
     (tmp_path / "bundle").mkdir()
     detector_bundle(tmp_path / "bundle")

@@ -1,9 +1,12 @@
 """What devices and gateways wrote is printed without effect on the terminal."""
 
 import pytest
+import typer
+from typer.testing import CliRunner
 
-from firstline.cli.command import Report, print_report
+from firstline.cli.command import Group, Report, print_report
 from firstline.cli.output import Output, say, table, warn
+from firstline_core.errors import LinkError
 
 STEERING = "\x1b]0;title\x07 \x9b31m red\r"
 SHOWN = "\\x1b]0;title\\x07 \\x9b31m red\\x0d"
@@ -16,3 +19,16 @@ def test_no_printed_text_steers_the_terminal(capsys: pytest.CaptureFixture[str])
     printed = capsys.readouterr()
     assert printed.out.count(SHOWN) == 2 and printed.err.splitlines() == [SHOWN, f"Warning: {SHOWN}"]
     assert (printed.out + printed.err).replace("\n", "").isprintable()
+
+
+def test_no_error_of_a_gateway_steers_the_terminal() -> None:
+    app = typer.Typer(cls=Group)
+
+    @app.callback()
+    def devices() -> None: ...
+
+    @app.command()
+    def device() -> None:
+        raise LinkError(STEERING)
+
+    assert CliRunner().invoke(app, ["device"], color=True).stderr == f"{SHOWN}\n"

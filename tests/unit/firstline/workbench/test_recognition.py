@@ -1,6 +1,7 @@
 """Models of several exporters: the family is recognised, and its steps give the known object."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -140,6 +141,28 @@ def test_the_range_of_a_quantised_input_gives_the_pixels(held: tuple[float, floa
     (found,) = recognise(ModelFile("m.tflite", "tflite", (image,), (scores,), {"image": held}))
     assert found.preprocess == f"decode:RGB,resize:32x32,{step},layout:NCHW"
     assert not any(choice.field == "scaling" for choice in found.choices)
+
+
+@pytest.mark.parametrize(
+    ("channels", "mode", "step"),
+    [
+        (3, "BGR", "scale:103.53/116.28/123.675:57.375/57.12/58.395"),
+        (1, "L", "scale:113.51:53.595"),  # the range of all colours together, as greyscale has no colours
+    ],
+)
+def test_the_range_of_imagenet_goes_with_the_colours(channels: int, mode: str, step: str) -> None:
+    image, scores = TensorSpec("image", "FP32", (1, channels, 32, 32)), TensorSpec("scores", "FP32", (1, 10))
+    (found,) = recognise(ModelFile("m.tflite", "tflite", (image,), (scores,), {"image": (-2.1179, 2.64)}))
+    assert replace(found, mode=mode).preprocess == f"decode:{mode},resize:32x32,{step},layout:NCHW"
+
+
+@pytest.mark.parametrize(("runtime", "known"), [("tflite", False), ("onnx", True)])
+def test_tflite_does_not_tell_whether_classes_are_cocos_ids(runtime: Any, known: bool) -> None:
+    shapes = {"detection_boxes": (1, 10, 4), "detection_classes": (1, 10), "detection_scores": (1, 10), "count": (1,)}
+    outputs = tuple(TensorSpec(name, "FP32", shape) for name, shape in shapes.items())
+    image = TensorSpec("image", "FP32", (1, 300, 300, 3))
+    found = recognise(ModelFile(f"m.{runtime}", runtime, (image,), outputs, {}))[0]
+    assert next(choice.known for choice in found.choices if choice.field == "class_map") == known
 
 
 def test_a_classifier_may_take_pixels_around_zero(tmp_path: Path) -> None:
