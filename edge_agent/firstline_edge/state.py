@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hmac
 import os
 import sqlite3
@@ -78,7 +79,7 @@ class StateDirectory(StatePaths):
         super().__init__(path)
         try:
             make_folder(path)
-            self._lock = os.open(self.lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._lock = _opened_lock(self.lock_path)
         except OSError as error:
             reason = f"cannot be used: {system_reason(error)}" if not path.is_file() else "is not a folder"
             if isinstance(error, FileExistsError):
@@ -117,6 +118,16 @@ class StateDirectory(StatePaths):
         """Releases the lock."""
         _remove(self.url_path)
         os.close(self._lock)
+
+
+def _opened_lock(path: Path) -> int:
+    """Opens the lock file; only for reading on a disk that has become read-only, because the device must answer."""
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        if error.errno != errno.EROFS or not path.exists():
+            raise
+    return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
 
 class StateFile:

@@ -16,11 +16,12 @@ from support.processes import TierProcess
 from support.waiting import until
 
 from firstline_core.clock import SimulatedClock
-from firstline_core.errors import UnknownAnswerError
+from firstline_core.errors import ConfigError, UnknownAnswerError
 from firstline_core.types import InferResponse, Reason, Status
 from firstline_edge.api.erasure import PLACES
 from firstline_edge.app import EdgeAgent
 from firstline_edge.cache.results import DiskCache
+from firstline_edge.state import StateDirectory
 
 
 @pytest.fixture
@@ -75,6 +76,24 @@ def test_the_process_starts_on_a_full_disk(disk: SmallDisk, tmp_path: Path) -> N
     logged = log.read_text()
     assert "Traceback" not in logged
     assert logged.count("disk cache unavailable") == logged.count("outbox unavailable") == 1
+
+
+def test_the_process_starts_again_on_a_disk_that_became_read_only(disk: SmallDisk, tmp_path: Path) -> None:
+    config = tmp_path / "edge.toml"
+    config.write_text(f'[agent]\nstate_dir = "{disk.path}/state"\n[models]\ndirectories = ["{DIGITS}"]\n')
+    log = tmp_path / "stderr"
+    with TierProcess("firstline_edge", "--config", config, log=log) as agent:
+        assert agent.stop() == 0
+    disk.become_read_only()
+    with TierProcess("firstline_edge", "--config", config, log=log) as agent:
+        reply = httpx.post(f"{agent.url}/firstline/v1/models/digits/infer", content=scan(), trust_env=False)
+        assert reply.status_code == 200
+        problems = httpx.get(f"{agent.url}/firstline/v1/status", trust_env=False).json()["problems"]
+        assert {Path(found["path"]).name for found in problems} == {"cache", "outbox.db"}
+        with pytest.raises(ConfigError, match="in use by another agent"):
+            StateDirectory(disk.path / "state")
+        assert agent.stop() == 0
+    assert "Traceback" not in log.read_text()
 
 
 def test_unwritable_cache_stays_in_place(tmp_path: Path) -> None:

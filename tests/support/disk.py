@@ -29,6 +29,10 @@ class SmallDisk:
     def free(self) -> None:
         self._filler.unlink()
 
+    def become_read_only(self) -> None:
+        """Refuses every change from now on, while no file is open for writing."""
+        subprocess.run(["mount", "-o", "remount,ro", str(self.path)], check=True)
+
 
 @contextlib.contextmanager
 def small_disk(path: Path, size_mib: int = 1) -> Iterator[SmallDisk]:
