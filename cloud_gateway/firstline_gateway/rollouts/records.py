@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping
 
 import sqlalchemy as sa
@@ -9,13 +10,14 @@ from msgspec.structs import replace
 
 from firstline_core.fleet.rollout import Look
 from firstline_core.fleet.twin import Desired
+from firstline_core.storage.seals import DECODING_ERRORS
 from firstline_gateway import audit_log
 from firstline_gateway.fleet import devices
 from firstline_gateway.fleet.totals import Totals
 from firstline_gateway.rollouts.device_progress import after_withdrawal, with_audits, with_desired
 from firstline_gateway.rollouts.judgement.figures import Baseline, Period
 from firstline_gateway.rollouts.rollout import LIVE, WAITING, Assignment, Rollout, RolloutState
-from firstline_gateway.rollouts.step import StepChanges
+from firstline_gateway.rollouts.step import StepChanges, StepTime
 from firstline_gateway.store.schema import METADATA, JsonColumn, batched, insert_missing, upsert
 
 ROLLOUTS = sa.Table(
@@ -134,6 +136,34 @@ def put(connection: sa.Connection, rollout: Rollout) -> Rollout:
     }
     connection.execute(sa.update(ROLLOUTS).where(_R.id == rollout.id).values(values))
     return changed
+
+
+def pause_restored(connection: sa.Connection, as_of: str, now: StepTime) -> list[str]:
+    """Pauses the rollouts that run in a restored store, because a later abort or rollback is forgotten.
+
+    Args:
+        connection: within a transaction that writes.
+        as_of: the time of the backup, for people.
+        now: the time.
+
+    Returns:
+        The ids of the paused rollouts. A damaged one is left as it is: it takes no step either.
+    """
+    paused = []
+    running = sa.select(_R.id).where(_R.state == RolloutState.RUNNING).order_by(_R.id)
+    for each in connection.execute(running).scalars().all():
+        with contextlib.suppress(*DECODING_ERRORS):
+            if (rollout := find(connection, each)) is not None:
+                changes = StepChanges(rollout)
+                changes.pause(
+                    f"The store was restored from a backup as of {as_of}, which knows no later command: resume it, or "
+                    "roll it back.",
+                    now,
+                    rule="restore",
+                )
+                apply(connection, rollout, changes, now.wall_s)
+                paused.append(each)
+    return paused
 
 
 def assignments(connection: sa.Connection, rollout_id: str) -> dict[str, Assignment]:

@@ -161,9 +161,9 @@ class StepChanges:
         self.desired = {}  # the next step says what devices run instead
         self.more = True
 
-    def pause(self, sentence: str, now: StepTime) -> None:
+    def pause(self, sentence: str, now: StepTime, *, rule: str = "patience") -> None:
         """Pauses the rollout until a person decides."""
-        self.note("pause", "rule:patience", stage=self.rollout.stage, sentence=sentence)
+        self.note("pause", f"rule:{rule}", stage=self.rollout.stage, sentence=sentence)
         self.rollout = replace(self.rollout, state=RolloutState.PAUSED, paused_s=now.service_s, sentence=sentence)
 
     def end(self, state: RolloutState, sentence: str) -> None:

@@ -26,12 +26,16 @@ import msgspec
 from msgspec import Struct
 from sqlalchemy import Connection, LargeBinary, MetaData, Table, func, insert, inspect, select, text
 
+from firstline_core.clock import SYSTEM_CLOCK
 from firstline_core.errors import ConfigError, StoreUnavailableError
 from firstline_core.storage.files import sync_folder, system_reason, unreadable, unwritable, write_whole
 from firstline_core.storage.structs import fault_of
 from firstline_gateway import __version__
 from firstline_gateway.identity import authorities
+from firstline_gateway.rollouts import records
+from firstline_gateway.rollouts.step import StepTime
 from firstline_gateway.settings.settings import Settings, Store
+from firstline_gateway.store import service_clock
 from firstline_gateway.store.database import connect, sqlite_file
 from firstline_gateway.store.migrate import VERSION_TABLE, lock, migrate, schema_of
 from firstline_gateway.tables import tables
@@ -173,10 +177,11 @@ def _restart_sequence(connection: Connection, table: Table) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """The result of a restore: the archive's manifest, and rows by table."""
+    """The result of a restore: the archive's manifest, rows by table, and the ids of rollouts that were paused."""
 
     manifest: Manifest
     rows: dict[str, int]
+    paused: list[str]
 
 
 def back_up(settings: Settings, path: Path) -> Manifest:
@@ -220,10 +225,10 @@ def restore(settings: Settings, path: Path, *, only: Literal["store", "authority
             )
         if only == "authority" and not files:
             raise ConfigError(f"{path} holds no authority; the gateway had none when it was backed up.")
-        rows = {} if only == "authority" else _restore_store(archive, manifest, settings.store)
+        rows, paused = ({}, []) if only == "authority" else _restore_store(archive, manifest, settings.store)
         for name in files:
             _write(directory / PurePosixPath(name).name, archive.read(name), manifest.modes[name])
-        return Restored(manifest, rows)
+        return Restored(manifest, rows, paused)
 
 
 def _add(archive: zipfile.ZipFile, name: str, parts: Iterable[bytes]) -> None:
@@ -257,7 +262,7 @@ def _add_identity(archive: zipfile.ZipFile, directory: Path) -> dict[str, int]:
     return modes
 
 
-def _restore_store(archive: zipfile.ZipFile, manifest: Manifest, store: Store) -> dict[str, int]:
+def _restore_store(archive: zipfile.ZipFile, manifest: Manifest, store: Store) -> tuple[dict[str, int], list[str]]:
     existing = sqlite_file(store)
     if existing is not None and existing.exists():
         raise ConfigError(f"There is a store at {existing} already; a restore overwrites nothing. Put it aside.")
@@ -280,8 +285,10 @@ def _restore_store(archive: zipfile.ZipFile, manifest: Manifest, store: Store) -
                 with archive.open(name) as content:
                     rows[table.name] = fill(connection, table, content)
             migrate(connection, tables)
+            now = StepTime(service_clock.read(connection), SYSTEM_CLOCK.wall_s())
+            paused = records.pause_restored(connection, manifest.created.isoformat(), now)
         done = True
-        return rows
+        return rows, paused
     except StoreUnavailableError as error:
         raise ConfigError(f"The backup is not restored. {error.message}") from error
     finally:

@@ -51,9 +51,15 @@ def _restore(arguments: argparse.Namespace) -> int:
     restored = restore(settings_of(arguments), arguments.file, only=only)
     created = restored.manifest.created.isoformat()
     what = "the authority" if arguments.authority_only else counted(sum(restored.rows.values()), "row")
+    paused = [f"paused rollout {each}: resume it, or roll it back" for each in restored.paused]
     show(
         arguments,
-        f"restored {what} as of {created}",
-        {"created": created, "schema": restored.manifest.schema, "rows": restored.rows},
+        "\n".join([f"restored {what} as of {created}", *paused]),
+        {
+            "created": created,
+            "schema": restored.manifest.schema,
+            "rows": restored.rows,
+            "paused_rollouts": restored.paused,
+        },
     )
     return 0

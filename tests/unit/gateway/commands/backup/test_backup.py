@@ -14,6 +14,8 @@ from firstline_core.errors import ConfigError
 from firstline_gateway.commands.backup.backup import back_up, restore
 from firstline_gateway.jobs import records as jobs
 from firstline_gateway.jobs.records import Job
+from firstline_gateway.rollouts import records as rollouts
+from firstline_gateway.rollouts.rollout import Definition, Rollout, RolloutState
 from firstline_gateway.serving.deliveries import records
 from firstline_gateway.serving.deliveries.records import DeliveryKey, Record
 from firstline_gateway.settings.settings import Identity, Settings, Store
@@ -113,6 +115,27 @@ def test_a_backup_restores_everything_on_either_database(filled: Settings, new: 
 
 
 @ON_SQLITE
+def test_a_restored_rollout_is_paused_until_a_person_decides(filled: Settings, new: Settings, tmp_path: Path) -> None:
+    database = open_database(filled.store)
+    definition = Definition("cameras", 2, "2" * 64)
+    with database.begin() as connection:
+        for state in (RolloutState.RUNNING, RolloutState.COMPLETED, RolloutState.ROLLING_BACK):
+            rollouts.add(connection, Rollout(state.value, definition, state, "ops", 1.7e9, seed=1), None)
+        rollouts.add(connection, Rollout("damaged", definition, RolloutState.RUNNING, "ops", 1.7e9, seed=1), None)
+        connection.execute(text("UPDATE rollouts SET record = '{}' WHERE id = 'damaged'"))
+    database.close()
+    back_up(filled, tmp_path / "gateway.backup")
+    assert restore(new, tmp_path / "gateway.backup").paused == ["running"]
+    database = open_database(new.store)
+    with database.reading() as connection:
+        found = rollouts.find(connection, "running")
+        assert found.state is RolloutState.PAUSED and "restored from a backup as of 20" in found.sentence
+        assert "rule:restore" in connection.execute(text("SELECT actor FROM audit_log_entries")).scalars().all()
+        for state in (RolloutState.COMPLETED, RolloutState.ROLLING_BACK):
+            assert rollouts.find(connection, state.value).state is state
+    database.close()
+
+
 def test_the_authority_alone_is_restored_next_to_an_existing_store(filled: Settings, tmp_path: Path) -> None:
     path, identity = tmp_path / "gateway.backup", Path(filled.identity.directory)
     back_up(filled, path)
