@@ -7,7 +7,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -15,14 +16,8 @@ import pytest
 from support.agent import DIGITS
 from support.forks import ForkedProcess, run_forked
 from support.images import noise
-from support.laborious import looping
 from support.processes import TierProcess
 from support.waiting import wait_until
-
-from bench.support.bundles import artefact
-from firstline_core.bundle.manifest import Manifest, Model, encode_manifest
-from firstline_core.processing.steps import InputSpec, ModelInput, Softmax
-from firstline_core.tasks.classification import Classification
 
 RSS_LIMIT_KIB = 120 * 1024  # 90 MB is the aim; a debug allocator or another libc may take more
 START_LIMIT_S = 10.0  # under a second where nothing else runs
@@ -39,22 +34,6 @@ def agent_of(config: Path, *arguments: str, forked: bool = True) -> TierProcess:
     """An agent that is not yet started."""
     log = config.with_suffix(".log")
     return TierProcess("firstline_edge", "--config", config, *arguments, log=log, forked=forked)
-
-
-def looping_bundle(folder: Path) -> Path:
-    """Writes a bundle whose model takes as long as its input says."""
-    folder.mkdir()
-    path = looping(folder / "edge.onnx")
-    model = Model("edge", artefact(path, folder), "onnx", "fp32", (ModelInput("x"),), postprocess=(Softmax(),))
-    manifest = Manifest(
-        name="looping",
-        version=1,
-        task=Classification(("yes", "no")),
-        inputs=(InputSpec("x", "FP32", (-1, 2)),),
-        edge=(model,),
-    )
-    (folder / "manifest.json").write_bytes(encode_manifest(manifest))
-    return folder
 
 
 @pytest.fixture
@@ -107,7 +86,7 @@ def test_signal_stops_an_agent_that_loads_a_slow_model(config: Path, number: sig
     assert "Traceback" not in said
 
 
-_RUNS_FOR_A_SECOND = """
+_RUNS_SLOWLY = """
 import hashlib, sys
 from pathlib import Path
 from firstline_edge.__main__ import main
@@ -117,7 +96,7 @@ run = EdgeModel.run
 
 def run_slowly(*arguments: object, **options: object) -> object:
     Path(__file__).with_name("runs").touch()
-    hashlib.pbkdf2_hmac("sha256", b"model", b"", 1_000_000)  # in C
+    hashlib.pbkdf2_hmac("sha256", b"model", b"", ITERATIONS)  # in C
     return run(*arguments, **options)
 
 EdgeModel.run = run_slowly
@@ -126,25 +105,32 @@ sys.exit(main())
 """
 
 
-def test_signal_lets_a_slow_model_answer_first(config: Path) -> None:
+@contextmanager
+def asking_a_slow_model(config: Path, iterations: int, timeout_us: int) -> Iterator[tuple[TierProcess, Future[int]]]:
+    """Yields an agent whose model runs, and the status of the request to come."""
     script = config.with_name("slow.py")
-    script.write_text(_RUNS_FOR_A_SECOND)
+    script.write_text(_RUNS_SLOWLY.replace("ITERATIONS", str(iterations)))
     agent = TierProcess(str(script), "--config", config, log=config.with_suffix(".log"))
+
+    def ask() -> int:
+        address = f"{agent.url}/firstline/v1/models/digits/infer?timeout={timeout_us}"
+        return httpx.post(address, content=noise(side=28), timeout=60, trust_env=False).status_code
+
     with agent, ThreadPoolExecutor(1) as threads:
-        address = f"{agent.url}/firstline/v1/models/digits/infer?timeout=60000000"
-        asked = threads.submit(httpx.post, address, content=noise(side=28), timeout=60, trust_env=False)
+        status = threads.submit(ask)
         wait_until(config.with_name("runs").exists)
+        yield agent, status
+
+
+def test_signal_lets_a_slow_model_answer_first(config: Path) -> None:
+    with asking_a_slow_model(config, 1_000_000, timeout_us=60_000_000) as (agent, status):  # for a second
         assert agent.stop() == 0
-        assert asked.result().status_code == 200
+        assert status.result() == 200
 
 
-def test_signal_ends_an_agent_whose_model_still_runs(config: Path, tmp_path: Path) -> None:
-    config.write_text(config.read_text().replace(str(DIGITS), str(looping_bundle(tmp_path / "looping"))))
-    asked = {"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [1e7, 0.0]}
-    body = {"inputs": [asked], "parameters": {"timeout": 1_000_000}}
-    with agent_of(config) as agent:
-        answer = httpx.post(f"{agent.url}/v2/models/looping/infer", json=body, trust_env=False, timeout=30)
-        assert answer.json()["code"] == "deadline_exceeded"  # a thread computes on
+def test_signal_ends_an_agent_whose_model_still_runs(config: Path) -> None:
+    with asking_a_slow_model(config, 500_000_000, timeout_us=3_000_000) as (agent, status):  # for minutes
+        assert status.result() == 504  # a thread computes on
         assert agent.stop() == 0
 
 
