@@ -339,6 +339,7 @@ async def test_errors_of_an_intermediary_never_end_a_promise(
         b"",
     )
     for page in pages:
+        # Each page needs a new connection, because an open one keeps the script that it began with.
         server.script = always(reply(status, page, {"Location": "http://portal/", "Connection": "close"}))
         with pytest.raises(kind) as raised:
             await link.infer(request(), 5.0)

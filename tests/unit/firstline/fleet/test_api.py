@@ -1,6 +1,7 @@
 """The client of a gateway's API reads answers of a limited size."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import httpx
 import pytest
@@ -8,6 +9,14 @@ import pytest
 from firstline.fleet import api
 from firstline.fleet.client import Fleet
 from firstline_core.errors import FirstlineError, ProtocolError
+
+
+@contextmanager
+def fleet_at(answer: httpx.Response) -> Iterator[Fleet]:
+    """A client of a gateway that gives this answer."""
+    transport = httpx.MockTransport(lambda _: answer)
+    with httpx.Client(transport=transport, base_url="http://gateway.example") as client:
+        yield Fleet(client)
 
 
 @pytest.mark.parametrize("status", [200, 503])
@@ -21,22 +30,19 @@ def test_an_endless_answer_is_not_read_to_its_end(status: int, monkeypatch: pyte
             sent += 100
             yield b" " * 100
 
-    answer = httpx.MockTransport(lambda _: httpx.Response(status, content=parts()))
-    with (
-        httpx.Client(transport=answer, base_url="http://gateway.example") as client,
-        pytest.raises(ProtocolError, match="has more than 1000 bytes"),
-    ):
-        Fleet(client).braked()
+    answer = httpx.Response(status, content=parts())
+    with fleet_at(answer) as fleet, pytest.raises(ProtocolError, match="has more than 1000 bytes"):
+        fleet.braked()
     assert sent == 1100
 
 
-@pytest.mark.parametrize(("status", "body"), [(200, b'{"brake": null}'), (503, b'{"code": "store_unavailable"}')])
-def test_an_answer_within_the_limit_is_read(status: int, body: bytes) -> None:
-    answer = httpx.MockTransport(lambda _: httpx.Response(status, content=body))
-    with httpx.Client(transport=answer, base_url="http://gateway.example") as client:
-        if status == 200:
-            assert Fleet(client).braked() is None
-            return
+def test_an_answer_within_the_limit_is_read() -> None:
+    with fleet_at(httpx.Response(200, content=b'{"brake": null}')) as fleet:
+        assert fleet.braked() is None
+
+
+def test_an_error_within_the_limit_is_read() -> None:
+    with fleet_at(httpx.Response(503, content=b'{"code": "store_unavailable"}')) as fleet:
         with pytest.raises(FirstlineError) as raised:
-            Fleet(client).braked()
+            fleet.braked()
         assert raised.value.code == "store_unavailable"

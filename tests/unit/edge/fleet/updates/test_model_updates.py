@@ -159,9 +159,9 @@ async def test_stops_during_the_test_use_up_no_try(
 ) -> None:
     loading = asyncio.Event()
 
-    async def endless(path: Path) -> Path:
+    async def endless(_: Path) -> None:
         loading.set()
-        return await asyncio.Event().wait() or path
+        await asyncio.Event().wait()
 
     for _ in range(device.tries + 1):
         monkeypatch.setattr(device.serving, "load_for_trial", endless)
