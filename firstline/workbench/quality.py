@@ -14,12 +14,13 @@ from firstline_core.bundle.loading import LoadedModel, load_model
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import ConfigError, FirstlineError
 from firstline_core.runtime.select import RuntimeOptions
-from firstline_core.tasks.arrays import labelled_rows, some_labelled, taken
+from firstline_core.tasks.arrays import labelled_rows, some_labelled
 from firstline_core.tasks.base import Task
 from firstline_core.tasks.classification import Classification
 from firstline_core.types import Arrays, Sha256
 
 _SHUFFLES = 9
+_FIRST_ROWS = 200  # random ones, enough if the answers surely fit; ten losses of 1,000 large masks take 40 s
 _SURELY_FITS = 0.5  # of the loss by chance, with few or rare labels; or of all, where chance loses as much
 
 
@@ -38,14 +39,14 @@ def require_fitting_labels(task: Task, outputs: Arrays, truth: Arrays) -> None:
         ConfigError: the answers lose no less in their own order than in others, or more than half where any order is
             the same.
     """
-    known = labelled_rows(truth)
-    answers, labels = taken(outputs, known), taken(truth, known)
-    random, count = np.random.default_rng(0), int(known.sum())
-    orders = [np.arange(count), *(_other_order(random, count) for _ in range(_SHUFFLES))]
-    losses = [task.truth_loss({name: array[order] for name, array in answers.items()}, labels) for order in orders]
-    own, *shuffled = (float(loss.mean(dtype=np.float64)) if loss.size else 0.0 for loss in losses)
-    by_chance = float(np.mean(shuffled))
-    in_any_order = max(shuffled) == min(shuffled)
+    random = np.random.default_rng(0)
+    rows = random.permutation(np.flatnonzero(labelled_rows(truth)))
+    if len(rows) > _FIRST_ROWS:
+        own, shuffled = _mean_losses(task, outputs, truth, rows[:_FIRST_ROWS], random)
+        if own < min(shuffled) and own <= _SURELY_FITS * np.mean(shuffled):
+            return
+    own, shuffled = _mean_losses(task, outputs, truth, rows, random)
+    by_chance, in_any_order = float(np.mean(shuffled)), max(shuffled) == min(shuffled)
     if own < min(shuffled) or own <= _SURELY_FITS * (1 if in_any_order else by_chance):
         return
     raise ConfigError(
@@ -53,6 +54,17 @@ def require_fitting_labels(task: Task, outputs: Arrays, truth: Arrays) -> None:
         f"{by_chance:.2g} if they are shuffled. Labels in another order, or of other rows, prove nothing: compare the "
         "order of the bundle's labels with the data's, or use no labels."
     )
+
+
+def _mean_losses(
+    task: Task, outputs: Arrays, truth: Arrays, rows: NDArray[np.intp], random: np.random.Generator
+) -> tuple[float, list[float]]:
+    """Returns the mean loss of some rows' answers against their labels, and those of the answers in random orders."""
+    labels = {name: array[rows] for name, array in truth.items()}
+    orders = [rows, *(rows[_other_order(random, len(rows))] for _ in range(_SHUFFLES))]
+    losses = [task.truth_loss({name: array[order] for name, array in outputs.items()}, labels) for order in orders]
+    own, *shuffled = (float(loss.mean(dtype=np.float64)) if loss.size else 0.0 for loss in losses)
+    return own, shuffled
 
 
 def _other_order(random: np.random.Generator, count: int) -> NDArray[np.intp]:

@@ -27,6 +27,7 @@ from firstline.workbench.data.dataset import Dataset
 from firstline.workbench.evaluate import ALL_VARIANTS, Measured, measure
 from firstline.workbench.evidence import evidence_of
 from firstline.workbench.promises import EventBound, require_event
+from firstline.workbench.quality import require_fitting_labels
 from firstline.workbench.row_checks import data_rows, require_independent_rows
 from firstline.workbench.selection import BUNDLE
 from firstline_core.bundle.loading import load_model
@@ -166,8 +167,8 @@ def compress(
         progress: receives how much of it is done.
 
     Raises:
-        ConfigError: the bundle lacks a tier or a file; the data does not fit or is too little; no candidate can have
-            run on the profile's machine.
+        ConfigError: the bundle lacks a tier or a file; the data or its labels do not fit, or are too few; no candidate
+            can have run on the profile's machine.
         ModelLoadError: a model of the bundle does not load here.
         OSError: the folder cannot be written.
     """
@@ -215,6 +216,9 @@ def _judged(
     work.report("Judging")
     whole = Bundle(bundle.path, replace(manifest, edge=tuple(model for model in models if model != manifest.full)))
     judged = _measured(whole, parts.judge, work)
+    if judged.full is not None and judged.truth is not None:
+        # Against wrong labels every model is as bad as by chance, so that no candidate would lose accuracy.
+        require_fitting_labels(manifest.task, judged.full.outputs, judged.truth)
     work.report("Certifying")
     certified = _measured(whole, parts.certify, work)
     placing = evidence_of(judged)

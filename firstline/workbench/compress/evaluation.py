@@ -25,7 +25,7 @@ from firstline.workbench.evidence import Evidence
 from firstline.workbench.observe import Answers, naming_sample
 from firstline.workbench.promises import EventBound
 from firstline.workbench.quality import quality
-from firstline.workbench.selection import Selection
+from firstline.workbench.selection import Selection, cluster_keys
 from firstline_core.bundle.loading import LoadedModel, load_model
 from firstline_core.bundle.manifest import Model
 from firstline_core.bundle.store import Bundle
@@ -36,6 +36,7 @@ from firstline_core.profile.profile import Profile, of_one_row
 from firstline_core.profile.summary import DISTURBED
 from firstline_core.routing.certification import uncertified
 from firstline_core.runtime.select import RuntimeOptions
+from firstline_core.telemetry.wording import counted
 from firstline_core.types import Array
 
 SHARES = (0.5, 0.2, 0.3)
@@ -60,22 +61,29 @@ class Parts:
 
 
 def split_data(dataset: Dataset, inputs: Sequence[InputSpec], seed: int = 0) -> Parts:
-    """Splits at random, reproducibly for a seed.
+    """Splits at random, reproducibly for a seed; samples of one cluster are in the same part.
 
     Raises:
         ConfigError: a part has fewer than 20 images; an image occurs twice, by name or content, or cannot be read.
     """
-    count = len(dataset)
+    clusters, of_sample = dataset.clusters, np.arange(len(dataset))
+    if clusters:
+        _, of_sample = np.unique(cluster_keys(clusters), return_inverse=True)
+    count = int(of_sample.max()) + 1
     cuts = np.cumsum([round(share * count) for share in SHARES[:-1]])
-    parts = np.split(np.random.default_rng(seed).permutation(count), cuts)
+    chosen = np.split(np.random.default_rng(seed).permutation(count), cuts)
+    parts = [np.flatnonzero(np.isin(of_sample, part)) for part in chosen]
     if min(map(len, parts)) < LEAST_ROWS:
+        wanted = f"{int(LEAST_ROWS / min(SHARES))} or more"
+        if clusters:
+            wanted = f"more groups: samples of one group stay together, and these have {counted(count, 'group')}"
         raise ConfigError(
-            f"{dataset.path} has {count} samples; each of three parts needs {LEAST_ROWS} at least, so give "
-            f"{int(LEAST_ROWS / min(SHARES))} or more."
+            f"{dataset.path} has {len(dataset)} samples; each of three parts needs {LEAST_ROWS} at least, so give "
+            f"{wanted}."
         )
     _refuse_copies(dataset, inputs)
     make, judge, certify = (
-        replace(dataset, samples=tuple(dataset.samples[position] for position in sorted(part))) for part in parts
+        replace(dataset, samples=tuple(dataset.samples[position] for position in part)) for part in parts
     )
     return Parts(make, judge, certify)
 

@@ -13,9 +13,10 @@ from firstline.workbench.quality import qualities_on, quality, require_fitting_l
 from firstline_core.bundle.store import open_bundle
 from firstline_core.errors import ConfigError
 from firstline_core.tasks.arrays import LABEL
+from firstline_core.tasks.base import Scores
 from firstline_core.tasks.classification import Classification
 from firstline_core.tasks.regression import VALUES, Regression
-from firstline_core.types import PROBABILITIES
+from firstline_core.types import PROBABILITIES, Arrays
 
 DIGITS = Path(__file__).parents[4] / "models/digits"
 
@@ -86,3 +87,19 @@ def test_labels_that_answers_meet_by_chance_are_refused(
     answers, labels = answers_and_labels()
     with pytest.raises(ConfigError, match="meet the data's labels no better than by chance"):
         check_fit(answers, change(labels))
+
+
+def test_few_rows_show_that_labels_surely_fit() -> None:
+    class Counting(Classification, frozen=True):
+        def truth_loss(self, outputs: Arrays, truth: Arrays) -> Scores:
+            rows.append(len(truth[LABEL]))
+            return super().truth_loss(outputs, truth)
+
+    rows: list[int] = []
+    task, labels = Counting(tuple("abcde")), np.random.default_rng(0).integers(0, 5, 5000)
+    outputs = {PROBABILITIES: np.eye(5, dtype=np.float32)[labels]}
+    require_fitting_labels(task, outputs, {LABEL: labels})
+    assert sum(rows) <= 5000
+    rare = {PROBABILITIES: np.eye(5, dtype=np.float32)[np.arange(5000) % 100 // 99]}
+    with pytest.raises(ConfigError, match="no better than by chance"):
+        require_fitting_labels(task, rare, {LABEL: (np.arange(5000) % 100 == 50).astype(np.int64)})

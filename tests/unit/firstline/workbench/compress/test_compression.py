@@ -20,7 +20,7 @@ from firstline.workbench.compress.candidates import free_name
 from firstline.workbench.compress.compression import ordered_variants, source_of
 from firstline.workbench.compress.evaluation import split_data
 from firstline.workbench.compress.judge import Figures
-from firstline.workbench.data.dataset import open_dataset
+from firstline.workbench.data.dataset import Dataset, open_dataset
 from firstline.workbench.inspect import verify
 from firstline.workbench.precision import precision_of
 from firstline_core.bundle.golden import read_golden
@@ -94,6 +94,35 @@ def test_the_parts_of_the_data_are_disjoint() -> None:
     assert split_data(dataset, _IMAGE, 4) != parts
     with pytest.raises(ConfigError, match="give 100 or more"):
         split_data(open_dataset(_HELDOUT, 60), _IMAGE)
+
+
+def test_groups_stay_together_in_the_parts(tmp_path: Path) -> None:
+    def grouped(count: int) -> Dataset:
+        lines = "".join(f"{at}.png,0,{at % count}\n" for at in range(400))
+        (tmp_path / "labels.csv").write_text(f"file,label,group\n{lines}")
+        return open_dataset(tmp_path)
+
+    (tmp_path / "images").mkdir()
+    for at in range(400):
+        (tmp_path / f"images/{at}.png").write_bytes(f"image {at}".encode())
+    parts = split_data(grouped(20), _IMAGE, 3)
+    groups = [set(part.clusters) for part in (parts.make, parts.judge, parts.certify)]
+    assert [len(part) for part in groups] == [10, 4, 6]
+    assert len(set.union(*groups)) == 20
+    with pytest.raises(
+        ConfigError, match="give more groups: samples of one group stay together, and these have 1 group"
+    ):
+        split_data(grouped(1), _IMAGE)
+
+
+def test_labels_in_another_order_judge_no_candidate(tmp_path: Path) -> None:
+    shutil.copytree(_HELDOUT, tmp_path / "data")
+    _, *lines = (_HELDOUT / "labels.csv").read_text().splitlines()
+    cells = [line.split(",") for line in lines]
+    shifted = "".join(f"{name},{(int(label) + 1) % 10}\n" for name, label, *_ in cells)
+    (tmp_path / "data/labels.csv").write_text(f"file,label\n{shifted}")
+    said = _run(_DIGITS / "bundle", "--data", tmp_path / "data", "--epsilon", 0.3, "--delta", 0.1, code=2).output
+    assert "answers meet the data's labels no better than by chance" in said
 
 
 def test_an_image_named_twice_is_refused(tmp_path: Path) -> None:
