@@ -82,7 +82,7 @@ class Trials:
         self._artefact = self._artefact_of(file)
         self._rows = list(rows)
         self._outputs: dict[tuple[object, ...], Arrays] = {}
-        self._row_s = 0.0
+        self._row_s: dict[tuple[int, int] | None, float] = {}  # by the size of images
         self._budget_s = budget_s
 
     def image(self, row: int) -> bytes | None:
@@ -105,16 +105,16 @@ class Trials:
             with closing(load_model(self._bundle(reading), self._model(reading), self._options)) as loaded:
                 begin_s = time.perf_counter()
                 found += [loaded.predict(row).outputs for row in self._rows[done:count]]
-                self._row_s = (time.perf_counter() - begin_s) / (count - done)
+                self._row_s[reading.size] = (time.perf_counter() - begin_s) / (count - done)
             known = self._outputs[key] = join_rows(found)
         return {name: array[:count] for name, array in known.items()}
 
     def affordable(self, reading: Reading, decodings: int) -> int:
         """Returns the number of rows on which this many decodings run in the time that a choice may take."""
-        if not self._row_s:
+        if reading.size not in self._row_s:
             self.outputs(reading, 1)  # the first run pays for what decoders and runtimes do lazily
             self.outputs(reading, min(4, len(self._rows)))
-        most = int(self._budget_s / decodings / max(self._row_s, 1e-6))
+        most = int(self._budget_s / decodings / max(self._row_s[reading.size], 1e-6))
         return min(len(self._rows), max(_FEWEST_ROWS, most))
 
     def use(self, count: int) -> None:

@@ -11,7 +11,7 @@ import msgspec
 
 from firstline_core.bundle.manifest import Model
 from firstline_core.errors import ConfigError, ModelLoadError
-from firstline_core.processing.steps import Binary, Graph, LabelOffset, Softmax
+from firstline_core.processing.steps import Binary, Columns, Graph, LabelOffset, Softmax
 from firstline_core.runtime.base import Runtime, pick_port
 from firstline_core.telemetry.wording import counted
 from firstline_core.types import DATATYPES, TensorSpec
@@ -129,6 +129,8 @@ def _check_count(model: Model, output: TensorSpec, labels: int, source: Path) ->
     """Compares outputs with labels. This is the most common mistake, so the message is detailed."""
     offset = sum(step.offset for step in model.postprocess if isinstance(step, LabelOffset))
     outputs = math.prod(output.shape[1:])
+    if any(isinstance(step, Columns) and len(step.indices) == labels for step in model.postprocess):
+        return
     if outputs - offset == labels:
         return
     dropped = f", {outputs - offset} after label_offset:{offset}," if offset else ""

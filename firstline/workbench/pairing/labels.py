@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,6 +14,7 @@ from firstline_core.errors import ConfigError
 
 _NAMES = ("*label*.txt", "*classes*.txt", "*.names")
 _BACKGROUND = "background"
+_IMAGENET = 1000  # labels, before which TensorFlow's models have a background class
 _LEAST_SHARE = 0.5  # of a model's own labels that the bundle has too
 
 
@@ -57,8 +59,12 @@ def label(readings: Mapping[str, Reading], given: tuple[str, ...], nearby: Mappi
     if task in ("regression", "anomaly"):
         return Labelled((), "", dict(readings))
     labels, source = _chosen(readings, given, nearby, task)
-    fit = {"detection": _detector, "classification": _classifier, "segmentation": _segmentation}[task]
-    return Labelled(labels, source, {role: fit(role, reading, labels) for role, reading in readings.items()})
+    lists = (given, *(reading.labels for reading in readings.values()), *nearby.values())
+    first = any(names[1:] == labels and names[0].lower() == _BACKGROUND for names in lists)
+    classifier = partial(_classifier, background_is_first=first or len(labels) == _IMAGENET)
+    fits: dict[str, Callable[[str, Reading, tuple[str, ...]], Reading]]
+    fits = {"detection": _detector, "classification": classifier, "segmentation": _segmentation}
+    return Labelled(labels, source, {role: fits[task](role, reading, labels) for role, reading in readings.items()})
 
 
 def _chosen(
@@ -101,13 +107,25 @@ def _without_background(labels: tuple[str, ...], task: str, readings: Sequence[R
     return labels[1:] if dropped else labels
 
 
-def _classifier(role: str, reading: Reading, labels: tuple[str, ...]) -> Reading:
-    """Returns a classifier's reading with the steps from its outputs to the labels."""
+def _classifier(role: str, reading: Reading, labels: tuple[str, ...], *, background_is_first: bool) -> Reading:
+    """Returns a classifier's reading with the steps from its outputs to the labels.
+
+    Args:
+        role: of the model.
+        reading: of the model.
+        labels: of the bundle, without a background class.
+        background_is_first: whether an output more than labels is known to be the first; else the data decide.
+    """
     if reading.classes == len(labels):
         return reading
     if reading.classes == len(labels) + 1:
-        decoder = ",".join(step for step in (reading.decoder, "label_offset:1") if step)
-        return reading.noted("its first output is a background class, which is dropped", decoder=decoder)
+        cuts = "label_offset:1", f"columns:{'/'.join(map(str, range(len(labels))))}"
+        first, last = (",".join(step for step in (reading.decoder, cut) if step) for cut in cuts)
+        if background_is_first:
+            return reading.noted("its first output is a background class, which is dropped", decoder=first)
+        either = Choice("decoder", (first, last), known=False)
+        why = "its first or its last output is a background class, which is dropped"
+        return reading.noted(why, decoder=first, choices=(either, *reading.choices))
     raise ConfigError(
         f"The {role} model has {reading.classes} outputs and there are {len(labels)} labels; give the labels of the "
         "model, one per line, with --labels FILE."

@@ -25,7 +25,7 @@ from firstline.workbench.pairing.specification import BUNDLE, EDGE, FULL, PairSp
 from firstline.workbench.pairing.surroundings import look_around, readable_image, why_unknown
 from firstline.workbench.promises import EventBound, parse_promises
 from firstline.workbench.quality import require_fitting_labels
-from firstline.workbench.recognition import Reading, Surroundings, recognise
+from firstline.workbench.recognition import Reading, recognise
 from firstline.workbench.selection import split_clusters
 from firstline.workbench.spec import read_recipe
 from firstline.workbench.trial import trial_outputs
@@ -144,7 +144,9 @@ def read_pair(
     tried = {role: with_output_rows(file, _raw(spec.files[role], file, dataset)) for role, file in files.items()}
     files, raw = ({role: found[0] for role, found in tried.items()}, {role: found[1] for role, found in tried.items()})
     found = {role: recognise(file, raw[role], near[role]) for role, file in files.items()}
-    recognised = _of_one_task(files, found, near)
+    if unknown := next((role for role, possible in found.items() if not possible), None):
+        raise ConfigError(why_unknown(unknown, files[unknown], near[unknown], raw[unknown]))
+    recognised = _of_one_task(files, found)
     labelled = label(recognised, spec.labels, nearby)
     task = task_of(labelled)
     promises = parse_promises(spec.promises, task, all_answers=True)
@@ -256,22 +258,16 @@ def _raw(file: Path, described: ModelFile, dataset: Dataset) -> dict[str, Array]
     return dict(trial_outputs(file, described, image))
 
 
-def _of_one_task(
-    files: Mapping[str, ModelFile], found: Mapping[str, list[Reading]], near: Mapping[str, Surroundings]
-) -> dict[str, Reading]:
+def _of_one_task(files: Mapping[str, ModelFile], found: Mapping[str, list[Reading]]) -> dict[str, Reading]:
     """Returns the surest readings of both models that are of one task.
 
     Args:
         files: by role.
-        found: readings by role, the surest first.
-        near: by role, the properties of the data.
+        found: at least one reading by role, the surest first.
 
     Raises:
-        ConfigError: a model is of no known family, nothing shows what it is, or the tasks differ.
+        ConfigError: nothing shows what a model is, or the tasks differ.
     """
-    for role, readings in found.items():
-        if not readings:
-            raise ConfigError(why_unknown(role, files[role], near[role]))
     tasks = set.intersection(*({reading.task for reading in readings} for readings in found.values()))
     if not tasks:
         kinds = ", ".join(f"{role} {readings[0].family}" for role, readings in found.items())

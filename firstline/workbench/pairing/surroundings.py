@@ -17,10 +17,11 @@ from firstline.workbench.model_file import ModelFile
 from firstline.workbench.pairing.specification import PairSpec
 from firstline.workbench.recognition import Surroundings, Truth, start_of, token_inputs
 from firstline.workbench.recognition.answers import ends_in_sigmoid
+from firstline.workbench.recognition.outputs import Output
 from firstline.workbench.trial import most_tokens
 from firstline_core.errors import ConfigError, RequestError
 from firstline_core.processing.steps import Kind
-from firstline_core.types import TensorSpec
+from firstline_core.types import Array, TensorSpec
 
 _TOKENIZER = "tokenizer.json"
 _LIMIT_BYTES = 64 << 20
@@ -41,9 +42,10 @@ def look_around(
         InferenceError: a model of tokens does not run.
     """
     rates = tuple(_rates(dataset)) if dataset.kind == "audio" else ()
+    sizes = set[tuple[int, int]]()
     if dataset.kind == "image":
         for sample, content in zip(dataset.samples, dataset.contents(), strict=True):
-            readable_image(content, dataset.place_of(sample))
+            sizes.add(readable_image(content, dataset.place_of(sample)).size)
     columns = tuple(dataset.table.columns) if dataset.table is not None else ()
     texts = tuple(name for name in columns if name not in (*_NO_TEXT, dataset.label_column) and _is_text(dataset, name))
     found: dict[str, Surroundings] = {}
@@ -57,6 +59,7 @@ def look_around(
             columns=columns,
             texts=texts,
             rates_hz=rates,
+            image_size=next(iter(sizes)) if len(sizes) == 1 else None,
             label_counts=label_counts,
             truth=_truth(dataset, columns, label_counts),
             label_column=dataset.label_column,
@@ -78,8 +81,15 @@ def readable_image(content: bytes, where: str) -> Image.Image:
         raise ConfigError(f"{error.message} Remove the file from the data, or replace it.") from error
 
 
-def why_unknown(role: str, file: ModelFile, near: Surroundings) -> str:
-    """Returns why a model is not recognised, as sentences."""
+def why_unknown(role: str, file: ModelFile, near: Surroundings, raw: Mapping[str, Array]) -> str:
+    """Returns why a model is not recognised, as sentences.
+
+    Args:
+        role: of the model.
+        file: of the model.
+        near: properties of the data.
+        raw: outputs of a trial run, by name.
+    """
     held = near.kind or "tensor"
     kinds: tuple[Kind, ...] = ("image", "audio")
     for kind in kinds:
@@ -100,13 +110,20 @@ def why_unknown(role: str, file: ModelFile, near: Surroundings) -> str:
             "TensorFlow's anchors. Describe the anchors in a recipe for `firstline bundle create` (step 'anchors'), or "
             "export the model with decoding and suppression inside."
         )
+    outputs = [Output.of(spec, raw.get(spec.name)) for spec in file.outputs]
+    if percent := next((output.name for output in outputs if output.percentages), None):
+        return (
+            f"The output '{percent}' of the {role} model {file.name} gives percentages: a trial run sums to 100. "
+            "Export it with probabilities from 0 to 1, or divide them by an ONNX graph (step 'graph') in a recipe for "
+            "`firstline bundle create`."
+        )
     if ends_in_sigmoid(file) and len(file.outputs) == 1 and near.truth.kind != "numbers":
         return (
             f"A sigmoid ends the {role} model {file.name}, so its labels do not exclude each other, and "
             "`firstline pair` takes classifiers whose labels do. Write a recipe with `independent_labels = true` for "
             "`firstline bundle create`, or export the model with a softmax if each input has one label."
         )
-    inputs, outputs = (
+    takes, gives = (
         ", ".join(f"'{spec.name}' {spec.datatype} {list(spec.shape)}" for spec in specs[:4])
         for specs in (file.inputs, file.outputs)
     )
@@ -114,8 +131,8 @@ def why_unknown(role: str, file: ModelFile, near: Surroundings) -> str:
     if held == "image":
         advice += ", or export it with its boxes decoded, its suppression inside, and an axis of rows first"
     return (
-        f"The {role} model {file.name} is of no family that `firstline pair` knows for {_DATA[held]} (inputs {inputs}; "
-        f"outputs {outputs}). {advice}."
+        f"The {role} model {file.name} is of no family that `firstline pair` knows for {_DATA[held]} (inputs {takes}; "
+        f"outputs {gives}). {advice}."
     )
 
 

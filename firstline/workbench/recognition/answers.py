@@ -11,7 +11,7 @@ import numpy as np
 from firstline.workbench.model_file import ModelFile
 from firstline.workbench.recognition.inputs import Start, windows_of
 from firstline.workbench.recognition.outputs import Output
-from firstline.workbench.recognition.reading import GUESS, LIKELY, SURE, Reading, choice, escaped
+from firstline.workbench.recognition.reading import GUESS, LIKELY, SURE, Choice, Reading, choice, escaped
 
 _KINDS = {"image": "", "audio": "audio ", "text": "text ", "tensor": "table "}
 _SPREAD = r"spread|scale|sigma|std|deviation|uncertainty|error"
@@ -44,7 +44,7 @@ def classifier(file: ModelFile, start: Start, outputs: Sequence[Output]) -> Iter
         return
     output = many[0]
     classes = math.prod(output.shape)
-    if ends_in_sigmoid(file) and not output.sums_to_one:  # labels do not exclude each other
+    if output.percentages or (ends_in_sigmoid(file) and not output.sums_to_one):  # labels do not exclude each other
         return
     activation, sure, why = _activation(file, output)
     if activation and not {classes, classes - 1} & counts:
@@ -61,12 +61,21 @@ def classifier(file: ModelFile, start: Start, outputs: Sequence[Output]) -> Iter
         output=output.name,
         classes=classes,
         choices=(
+            *_sizes(start),
             choice("scaling", *scalings, known=False),
             choice("mode", "RGB", "BGR", known=bool(start.inputs.quantised)),
             choice("geometry", *(("crop", "squash") if imagenet else ("squash", "crop"))),
         ),
         assumptions=(why,),
     )
+
+
+def _sizes(start: Start) -> tuple[Choice, ...]:
+    """Returns the open size of a model that takes any: that of the data's images, if all have one, or the usual one."""
+    usual, own = start.inputs.size, start.near.image_size
+    if not start.inputs.any_size or usual is None or own is None or max(own) >= min(usual):
+        return ()
+    return (choice("size", *(f"{width}x{height}" for width, height in (own, usual)), known=False),)
 
 
 def _kind(start: Start) -> str:

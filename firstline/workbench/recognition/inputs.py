@@ -45,7 +45,7 @@ class Start(NamedTuple):
         if self.inputs.quantised or not self.inputs.scaling:
             fixed.add("scaling")
         left = [choice for choice in choices if choice.field not in fixed]
-        fields |= {choice.field: choice.values[0] for choice in left}
+        fields |= {choice.field: choice.parsed(choice.values[0]) for choice in left}
         fields["assumptions"] = (*self.inputs.assumptions, *assumptions)
         fields["choices"] = (*self.inputs.choices, *left)
         return replace(self.inputs, family=family, task=task, sure=sure, **fields)
@@ -88,8 +88,10 @@ def image_input(file: ModelFile) -> Reading | None:
     channels = first if channels_first else last
     height, width = spec.shape[2:] if channels_first else spec.shape[1:3]
     assumptions: list[str] = []
+    any_size = False
     if min(height, width) < 1:
         width, height, why = _free_size(file)
+        any_size = "imgsz" not in file.metadata
         assumptions.append(f"the model takes any size; {width}x{height} {why}")
     quantised = ""
     if (held := file.ranges.get(spec.name)) is not None:
@@ -104,6 +106,7 @@ def image_input(file: ModelFile) -> Reading | None:
         spec.name,
         mode="L" if channels == 1 else "RGB",
         size=(width, height),
+        any_size=any_size,
         quantised=quantised,
         channels_first=channels_first,
         assumptions=tuple(assumptions),

@@ -8,6 +8,8 @@ import numpy as np
 
 from firstline_core.types import DATATYPES, Array, TensorSpec
 
+_ROUNDED = 0.01  # of a sum of percentages
+
 
 class Output(NamedTuple):
     """An output of a model.
@@ -49,6 +51,14 @@ class Output(NamedTuple):
     def sums_to_one(self) -> bool:
         """Returns whether the values of the trial run are from 0 to 1 and sum to 1, as those of a model of floats."""
         return self._sums_within(0.99, 1.01)
+
+    @property
+    def percentages(self) -> bool:
+        """Returns whether the values of the trial run are percentages that sum to 100."""
+        if self.values is None or not self.values.size:
+            return False
+        flat = self.values.reshape(-1).astype(np.float64)
+        return bool(flat.min() >= 0 and abs(flat.sum() - 100) < _ROUNDED)
 
     def _sums_within(self, low: float, high: float) -> bool:
         if self.values is None or not self.values.size:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -65,11 +66,21 @@ class Choice(NamedTuple):
     values: tuple[str, ...]
     known: bool
 
+    def parsed(self, value: str) -> Any:
+        """Returns a value as the field has it."""
+        return tuple(map(int, value.split("x"))) if self.field == "size" else value
+
     @staticmethod
     def meaning(value: str) -> str:
         """Returns a value in words."""
         if value.startswith("-1/0"):
             return "classes numbered from 1"
+        if value.endswith("label_offset:1"):
+            return "the first output is a background class"
+        if "columns:" in value:
+            return "the last output is a background class"
+        if re.fullmatch(r"\d+x\d+", value):
+            return f"images of {value}"
         return f"{value} samples a second" if value.isdigit() else _MEANINGS.get(value, value)
 
 
@@ -108,6 +119,7 @@ class Surroundings:
         columns: of a table.
         texts: those of them that hold text, without the label.
         rates_hz: sample rates of recordings.
+        image_size: width and height of all images; None if they differ.
         label_counts: sizes of the known lists of labels.
         truth: of the data.
         label_column: name of the column with the label.
@@ -119,6 +131,7 @@ class Surroundings:
     columns: tuple[str, ...] = ()
     texts: tuple[str, ...] = ()
     rates_hz: tuple[int, ...] = ()
+    image_size: tuple[int, int] | None = None
     label_counts: Collection[int] = ()
     truth: Truth = Truth()  # noqa: RUF009 (immutable)
     label_column: str = "label"
@@ -142,6 +155,7 @@ class Reading:
         output: name of the model's output, "" if the decoder names them.
         mode: order of the colours.
         size: width and height; None for inputs that are no images.
+        any_size: whether the model takes any size, and its metadata name none.
         geometry: how an image becomes this size: "squash", "corner", "center" or "crop", see `Choice.meaning`.
         padding: further arguments of a letterbox.
         scaling: the range of pixels, see `Choice.meaning`, unless `quantised`; "" for an input of bytes.
@@ -170,6 +184,7 @@ class Reading:
     output: str = ""
     mode: str = "RGB"
     size: tuple[int, int] | None = None
+    any_size: bool = False
     geometry: str = "squash"
     padding: str = "pad=114"
     scaling: str = "unit"
@@ -238,7 +253,7 @@ class Reading:
     def with_value(self, choice: Choice, value: str) -> Reading:
         """Returns this reading with a choice made."""
         rest = tuple(other for other in self.choices if other.field != choice.field)
-        return replace(self, choices=rest, **{choice.field: value})  # type: ignore[arg-type]
+        return replace(self, choices=rest, **{choice.field: choice.parsed(value)})
 
     def noted(self, *sentences: str, **fields: Any) -> Reading:
         """Returns this reading with other fields, and sentences that say why."""

@@ -337,7 +337,7 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True, dict=True):
         """Returns what the outputs of one of the bundle's models satisfy; None is a full model without declaration."""
         if model is None:
             return self.task.declared(rounded=True, cut=True)
-        cut = any(isinstance(step, ops.LabelOffset) for step in model.postprocess)
+        cut = any(isinstance(step, ops.LabelOffset | ops.Columns) for step in model.postprocess)
         return self.task.declared(rounded=model.is_rounded, cut=cut)
 
     @property

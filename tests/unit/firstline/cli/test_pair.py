@@ -253,6 +253,41 @@ def test_labels_that_do_not_exclude_each_other_need_a_recipe(tmp_path: Path) -> 
     assert "A sigmoid ends the full model model.onnx" in found and "`independent_labels = true`" in found
 
 
+def test_percentages_are_refused_with_the_output(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["l"]),
+        helper.make_node("Softmax", ["l"], ["p"]),
+        helper.make_node("Mul", ["p", "hundred"], ["percent"]),
+    ]
+    weights = {"w": np.eye(4, 3, dtype=np.float32), "hundred": np.float32(100)[None]}
+    float_graph(tmp_path / "model.onnx", nodes, {"x": ["n", 4]}, {"percent": ["n", 3]}, **weights)
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"x": [1, 2, 3, 4]}) + "\n")
+    arguments = ("--data", tmp_path / "rows.jsonl", "--out", tmp_path / "out")
+    found = _run("--full", tmp_path / "model.onnx", *arguments, code=2).stderr
+    assert "The output 'percent' of the full model model.onnx gives percentages" in found
+
+
+def test_labels_show_that_the_last_output_is_the_background(tmp_path: Path) -> None:
+    rows = np.random.default_rng(0).normal(size=(80, 4)).round(3)
+    weights = np.eye(4, dtype=np.float32)
+    weights[3, 3] = 0
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["l"])]
+    float_graph(tmp_path / "model.onnx", nodes, {"x": ["n", 4]}, {"l": ["n", 4]}, w=weights)
+    (tmp_path / "labels.txt").write_text("a\nb\nc\n")
+    arguments = ("--data", tmp_path / "rows.jsonl", "--labels", tmp_path / "labels.txt", "--out", tmp_path / "out")
+    lines = [json.dumps({"x": row}) + "\n" for row in rows.tolist()]
+    (tmp_path / "rows.jsonl").write_text("".join(lines))
+    asked = _run("--full", tmp_path / "model.onnx", *arguments, code=2).stderr
+    assert "2: the last output is a background class" in in_one_line(asked)
+    labels = rows[:, :3].argmax(axis=1).tolist()
+    lines = [json.dumps({"x": row, "label": label}) + "\n" for row, label in zip(rows.tolist(), labels, strict=True)]
+    (tmp_path / "rows.jsonl").write_text("".join(lines))
+    settled = _run("--full", tmp_path / "model.onnx", *arguments).stderr
+    assert "full: the last output is a background class: settled by labels" in in_one_line(settled)
+    (full,) = open_bundle(tmp_path / "out/bundle").manifest.models
+    assert spell(full.postprocess) == "softmax,columns:0/1/2"
+
+
 def test_models_of_one_list_of_numbers_run_with_one_row_at_a_time(tmp_path: Path) -> None:
     nodes = [helper.make_node("MatMul", ["x", "w"], ["l"]), helper.make_node("Softmax", ["l"], ["p"], axis=0)]
     float_graph(tmp_path / "model.onnx", nodes, {"x": [3]}, {"p": [3]}, w=4 * np.eye(3, dtype=np.float32))

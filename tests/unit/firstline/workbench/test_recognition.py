@@ -186,6 +186,30 @@ def test_a_sigmoid_of_a_hidden_layer_ends_no_model(tmp_path: Path, classes: int,
     assert found.family == family
 
 
+def test_small_images_may_be_the_size_of_a_free_model() -> None:
+    image, scores = TensorSpec("image", "FP32", (-1, 3, -1, -1)), TensorSpec("scores", "FP32", (-1, 10))
+    file, fixed = ModelFile("m.onnx", "onnx", (image,), (scores,)), TensorSpec("image", "FP32", (-1, 3, 96, 96))
+
+    def sizes(own: tuple[int, int] | None, described: ModelFile = file) -> list[tuple[str, ...]]:
+        (found,) = recognise(described, near=Surroundings("image", image_size=own, label_counts=(10,)))
+        return [choice.values for choice in found.choices if choice.field == "size"]
+
+    assert sizes((32, 28)) == [("32x28", "224x224")]
+    assert sizes(None) == sizes((640, 480)) == sizes((224, 224)) == []
+    assert sizes((32, 28), replace(file, metadata={"imgsz": "[64, 64]"})) == []
+    assert sizes((32, 28), replace(file, inputs=(fixed,))) == []
+    (found,) = recognise(file, near=Surroundings("image", image_size=(32, 28), label_counts=(10,)))
+    assert ",resize:32x28," in found.preprocess
+    assert ",resize:224x224," in found.with_value(found.choices[0], "224x224").preprocess
+
+
+def test_percentages_are_no_logits(tmp_path: Path) -> None:
+    percent = {"scores": np.array([[12.5, 0, 87.49, 0.01]], np.float32)}
+    assert read(detector_graphs.constant_outputs(tmp_path / "model.onnx", percent)) == []
+    logits = {"scores": np.array([[12.5, 0, 87.49, 2]], np.float32)}
+    assert read(detector_graphs.constant_outputs(tmp_path / "other.onnx", logits))[0].decoder == "softmax"
+
+
 def test_labels_that_do_not_exclude_each_other_make_no_classifier(tmp_path: Path) -> None:
     nodes = [helper.make_node("MatMul", ["x", "w"], ["l"]), helper.make_node("Sigmoid", ["l"], ["probabilities"])]
     shapes = {"x": ["n", 4]}, {"probabilities": ["n", 3]}

@@ -78,6 +78,17 @@ def test_a_background_class_is_dropped() -> None:
     assert (found.labels, found.readings["full"].decoder) == (THREE, "softmax,label_offset:1")
 
 
+def test_data_tell_which_output_is_the_background() -> None:
+    found = label({"full": _classifier(classes=4, decoder="softmax")}, THREE, {}).readings["full"]
+    first, last = "softmax,label_offset:1", "softmax,columns:0/1/2"
+    assert found.choices == (Choice("decoder", (first, last), known=False),)
+    assert Choice.meaning(first) == "the first output is a background class"
+    assert Choice.meaning(last) == "the last output is a background class"
+    imagenet = tuple(f"class {number}" for number in range(1000))
+    found = label({"full": _classifier(classes=1001)}, imagenet, {}).readings["full"]
+    assert (found.decoder, found.choices) == ("label_offset:1", ())
+
+
 @pytest.mark.parametrize(
     ("readings", "given", "message"),
     [
