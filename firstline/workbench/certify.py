@@ -52,6 +52,7 @@ from firstline_core.routing.certificate import (
 from firstline_core.routing.certification import (
     CertificationResult,
     RiskTests,
+    Start,
     certify,
     split,
     start_shares,
@@ -178,6 +179,7 @@ def certify_bundle(
     evidence: Evidence,
     terms: Terms,
     *,
+    starts: Sequence[Start] | None = None,
     placing: Evidence | None = None,
 ) -> Certification:
     """Lets a part of the rows decide on score, temperature, value and starts, and certifies on the rest.
@@ -189,6 +191,7 @@ def certify_bundle(
         evidence: of images drawn at random from what will be asked, none of them used before to choose model, score
             or temperature.
         terms: of the certificate.
+        starts: thresholds where testing starts, taken from other data; None: from the selection part. Not for events.
         placing: evidence of other rows, by whose scores testing of several events starts; None: of the selection part.
 
     Returns:
@@ -203,7 +206,8 @@ def certify_bundle(
     selection = _select(bundle, evidence, terms, terms.contract)
     rows = evidence.units(selection.rest, terms.seed)
     scores, losses = selection.scores[rows], evidence.losses(terms.contract)[rows]
-    result = certify(scores, losses, terms.epsilon, terms.delta, starts=selection.starts, seed=terms.seed)
+    starts = selection.starts if starts is None else starts
+    result = certify(scores, losses, terms.epsilon, terms.delta, starts=starts, seed=terms.seed)
     bound = None
     if result.threshold is not None:
         bound = auditable_epsilon(terms, evidence.losses("disagreement")[rows][scores >= result.threshold])
