@@ -278,7 +278,10 @@ def test_ctrl_c_during_an_import_ends_a_command(command: tuple[str, str], tmp_pa
     lost = "import os, signal\ntry:\n    os.kill(os.getpid(), signal.SIGINT)\nexcept KeyboardInterrupt:\n    pass\n"
     (tmp_path / "orjson.py").write_text(lost)  # as the import of a C extension loses the exception
     environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    # Tests in the background of a shell ignore the signal, and their processes inherit that.
+    heed = "import runpy, signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    heed += 'runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)'
     done = subprocess.run(
-        [sys.executable, "-m", *command], env=environment, capture_output=True, text=True, check=False
+        [sys.executable, "-c", heed, *command], env=environment, capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stderr) == (130, "")
