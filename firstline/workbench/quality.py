@@ -21,7 +21,7 @@ from firstline_core.types import Arrays, Sha256
 
 _SHUFFLES = 9
 _FIRST_ROWS = 200  # random ones, enough if the answers surely fit; ten losses of 1,000 large masks take 40 s
-_SURELY_FITS = 0.5  # of the loss by chance, with few or rare labels; or of all, where chance loses as much
+_SURELY_FITS = 0.5  # share of the loss by chance; of a loss of 1 if every order of the answers loses the same
 
 
 def require_fitting_labels(task: Task, outputs: Arrays, truth: Arrays) -> None:
