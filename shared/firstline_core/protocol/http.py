@@ -190,7 +190,7 @@ def error_from(status: int, body: bytes, headers: Mapping[str, str] | None = Non
         body: decoded if it is from `error_body` or has the form of RFC 9457.
         headers: for Retry-After in seconds, limited to a day; a date is ignored.
     """
-    document = _error_document(body)
+    document = json_object(body)
     code, delay_s = document.get("code"), document.get("retry_after_s")
     message = document.get("error", document.get("detail"))
     if not isinstance(message, str) or not message:
@@ -220,12 +220,12 @@ def error_of_gateway(status: int, body: bytes, headers: Mapping[str, str] | None
 
 def is_own_error(body: bytes) -> bool:
     """Returns whether a body has a sentence and an error code of Firstline; else a proxy or another server answered."""
-    document = _error_document(body)
+    document = json_object(body)
     code, message = document.get("code"), document.get("error", document.get("detail"))
     return isinstance(code, str) and code in errors.BY_CODE and isinstance(message, str)
 
 
-def _error_document(body: bytes) -> dict[str, Any]:
+def json_object(body: bytes) -> dict[str, Any]:
     """Returns the JSON object of a body; an empty one for any other body."""
     try:
         document = orjson.loads(body)

@@ -10,11 +10,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from threading import Lock
-from typing import Any
 from urllib.parse import quote
 
 import numpy as np
-import orjson
 from msgspec.structs import replace
 
 from firstline_core.bundle.loading import LoadedModel, load_around
@@ -30,7 +28,7 @@ from firstline_core.errors import (
     RequestError,
 )
 from firstline_core.processing.decoding import as_sent
-from firstline_core.protocol.http import error_from, header_length, is_own_error
+from firstline_core.protocol.http import error_from, header_length, is_own_error, json_object
 from firstline_core.protocol.http_client import HttpReply
 from firstline_core.protocol.limits import Limits
 from firstline_core.protocol.oip import Encoded, decode_response, encode_request
@@ -162,7 +160,7 @@ class FirstlineModel(RemoteModel):
         reply = replies[self.questions[0]]
         if reply.status != 200:
             return error_from(reply.status, reply.body).message
-        key, listed = self._served.key, _json_of(reply.body).get("models")
+        key, listed = self._served.key, json_object(reply.body).get("models")
         entries = [entry for entry in listed if isinstance(entry, dict)] if isinstance(listed, list) else []
         for entry in entries:
             if (entry.get("name"), entry.get("version")) == (key.name, str(key.version)):
@@ -221,7 +219,7 @@ class V2Model(RemoteModel):
             self._served.full.artefact.sha256,
         ):
             return f"It was built from the file {shown(declared)}, not {self._served.full.artefact.sha256}."
-        if self.batch is not None and config.status == 200 and "dynamic_batching" in _json_of(config.body):
+        if self.batch is not None and config.status == 200 and "dynamic_batching" in json_object(config.body):
             return "It joins requests, but this model's rows run alone: remove dynamic_batching from its config.pbtxt."
         if self._served.full.without_rows:
             return "This model has no axis of rows, which the protocol of servers needs; run it on the gateway itself."
@@ -316,14 +314,6 @@ def _output_of(response: InferResponse, name: str) -> Array:
         raise ProtocolError(error.message) from error
 
 
-def _json_of(body: bytes) -> dict[str, Any]:
-    try:
-        found = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
 def _specs(metadata: bytes, key: str) -> tuple[TensorSpec, ...]:
     """The inputs or outputs of V2 metadata, the first axis always free: servers may leave it out or fix it.
 
@@ -333,7 +323,7 @@ def _specs(metadata: bytes, key: str) -> tuple[TensorSpec, ...]:
     try:
         specs = tuple(
             TensorSpec(str(entry["name"]), _datatype(entry["datatype"]), tuple(map(int, entry["shape"])))
-            for entry in _json_of(metadata)[key]
+            for entry in json_object(metadata)[key]
         )
         if key == "inputs" and not all(spec.shape for spec in specs):  # an output may also be one that is not used
             raise ValueError("a tensor without an axis of rows")
@@ -352,7 +342,7 @@ def _datatype(found: object) -> str:
 
 def _sha256_in(config: bytes) -> str:
     """Triton's model configuration: `parameters { key: "sha256" value: { string_value: "..." } }`."""
-    parameters = _json_of(config).get("parameters")
+    parameters = json_object(config).get("parameters")
     entry = parameters.get(SHA256) if isinstance(parameters, dict) else None
     declared = entry.get("string_value") if isinstance(entry, dict) else entry
     return declared.lower() if isinstance(declared, str) else ""
