@@ -7,7 +7,7 @@ Hysteresis has two parts. Stepping up needs room on every guard for `dwell_s` wi
 to be reverted soon is retried after twice the previous time, as a circuit breaker probes a link.
 
 Below the last rung the device sheds: it computes nothing, and requests that miss the cache go to the gateway or are
-refused. It sheds only after `settle_s` on the last rung.
+refused. It sheds only after `settle_s` on the last rung, and until no guard has asked for it for `dwell_s`.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ class Controller:
                 self._dwell_factor = min(_LONGEST_DWELL, 2 * self._dwell_factor)
                 self._rose_s = _NEVER_S
             self._move(lower, worst, now_s)
-        elif worst.advice is guards.Advice.ROOM or (self._is_shedding and worst.advice is guards.Advice.STAY):
+        elif worst.advice is guards.Advice.ROOM or (self._is_shedding and worst.advice > guards.Advice.SHED):
             # Report the guard that had stepped the device down, not another one that has room too.
             cause = self._step_verdict.guard if self._step_verdict is not None else ""
             self._rise(next((verdict for verdict in verdicts if verdict.guard == cause), worst), now_s)

@@ -4,6 +4,7 @@ import math
 from itertools import pairwise
 
 import pytest
+from msgspec.structs import replace
 
 from firstline_core.adaptation.controller import Controller, StepTiming
 from firstline_core.adaptation.guards import Advice, Limits, heat_guard, memory_guard, slope_per_s
@@ -213,6 +214,16 @@ def test_shedding_ends_without_room_if_no_guard_forbids() -> None:
     assert controller.update(hot(81, 0)).shedding
     assert all(controller.update(hot(74, at)).shedding for at in range(1, 20))  # between the bound and room
     assert not controller.update(hot(74, 21)).shedding
+
+
+@pytest.mark.parametrize("left_mb", [50, 500])
+def test_shedding_ends_while_the_cheapest_is_asked_for(left_mb: float) -> None:
+    """Memory below the reserve, or a supply that stays weak, allows the cheapest variant for as long as it lasts."""
+    controller = Controller(RUNGS, LIMITS)
+    assert [controller.update(pressed(81, 20, 5.0 * at)) for at in range(5)][-1].shedding
+    weak = {"under_voltage": Measured(1, "")}
+    later = [replace(pressed(70, left_mb, 25 + 5.0 * at), throttling=weak) for at in range(12)]
+    assert [controller.update(snapshot)[:2] for snapshot in later][-1] == (2, False)
 
 
 def test_the_ladder_has_only_useful_rungs() -> None:
