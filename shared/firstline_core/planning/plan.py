@@ -62,11 +62,13 @@ class FullModel(Struct, frozen=True):
     Attributes:
         way: the fastest one over the stated link; None without a bandwidth.
         latency_ms: of that way.
+        escalation_ms: of sending the encoded input, which is what an agent does; None without a bandwidth.
         by_bandwidth: all ways that are the fastest at some bandwidth.
     """
 
     way: Way | None
     latency_ms: float | None
+    escalation_ms: float | None
     by_bandwidth: tuple[Stretch, ...]
 
 
@@ -119,7 +121,7 @@ def plan(
     notes: list[str] = []
     points = _usable(manifest, profile, catalogue, notes)
     full = _full(manifest, points, splits, link, notes)
-    ranked = _ranked(manifest, points, full.latency_ms if full is not None else None, notes)
+    ranked = _ranked(manifest, points, full.escalation_ms if full is not None else None, notes)
     chosen = ranked[0] if ranked else None
     own = [point for point in points if chosen is not None and _runs(point.key, chosen)]
     return Plan(
@@ -168,7 +170,7 @@ def _runs(key: PointKey, chosen: Candidate) -> bool:
     return (key.variant, key.provider, key.threads) == (chosen.variant, chosen.provider, chosen.threads)
 
 
-def _candidate(manifest: Manifest, model: Model, point: Point, full_ms: float | None) -> Candidate:
+def _candidate(manifest: Manifest, model: Model, point: Point, escalation_ms: float | None) -> Candidate:
     certificate, row_ms = valid_certificate(manifest, model), point.query.p50_ms
     kept = certificate.kept if certificate is not None else None
     return Candidate(
@@ -180,18 +182,20 @@ def _candidate(manifest: Manifest, model: Model, point: Point, full_ms: float | 
         point.offline_per_s,
         point.energy_mj,
         kept,
-        row_ms + (1 - kept) * full_ms if kept is not None and full_ms is not None else None,
+        row_ms + (1 - kept) * escalation_ms if kept is not None and escalation_ms is not None else None,
     )
 
 
-def _ranked(manifest: Manifest, points: Sequence[Point], full_ms: float | None, notes: list[str]) -> list[Candidate]:
+def _ranked(
+    manifest: Manifest, points: Sequence[Point], escalation_ms: float | None, notes: list[str]
+) -> list[Candidate]:
     """Best first: by expected time if it is known for every variant, else by the bundle's order."""
     leaders, rest = list[Candidate](), list[Candidate]()
     for model in manifest.edge:
         own = of_one_row(points, model.digest)
         first = quickest(own) if own else None
         for point in own:
-            (leaders if point is first else rest).append(_candidate(manifest, model, point, full_ms))
+            (leaders if point is first else rest).append(_candidate(manifest, model, point, escalation_ms))
     if all(one.expected_ms is not None for one in leaders):
         leaders.sort(key=lambda one: one.expected_ms or 0.0)
     elif len(leaders) > 1:
@@ -236,9 +240,11 @@ def _full(
     of = ways(splits, SplitEnvironment(link.round_trip_ms or 0.0, slowdown))
     if link.bytes_per_s is None:
         notes.append("The bandwidth to the gateway is not stated: the best way is given by bandwidth.")
-        return FullModel(None, None, tuple(stretches(of)))
+        return FullModel(None, None, None, tuple(stretches(of)))
     way = best(of, link.bytes_per_s)
-    return FullModel(way, way.latency_ms(link.bytes_per_s), tuple(stretches(of)))
+    sent = next(each for each in of if each.kind == "input")
+    latencies_ms = way.latency_ms(link.bytes_per_s), sent.latency_ms(link.bytes_per_s)
+    return FullModel(way, *latencies_ms, tuple(stretches(of)))
 
 
 def plan_lines(plan: Plan) -> list[str]:

@@ -79,6 +79,16 @@ def test_over_a_stated_link_the_expected_time_decides() -> None:
     assert chosen == {1.0: (first.id, round(1.0 + 0.24 * (1.0 + 1.5 + 0.12), 6)), 100.0: (second.id, 4.0)}
 
 
+def test_the_expected_time_is_that_of_sending_the_input() -> None:
+    """On a slow link the device itself would be quicker, but the agent does not run the full model."""
+    points = [_point(model.id, 1.0, provider="tflite") for model in _MANIFEST.edge]
+    found = plan(_MANIFEST, _profile(*points, _point("full", 1.5)), splits=_splits(), link=Link(1e6, 100.0))
+    assert found.full.way.kind == "device"
+    assert found.full.escalation_ms == 100.0 + 1.5 + 0.12
+    kept = found.chosen.kept
+    assert found.chosen.expected_ms == 1.0 + (1 - kept) * found.full.escalation_ms
+
+
 def test_a_broken_provider_is_ignored_and_noted() -> None:
     broken = structs.replace(_MACHINE, engines=(Engine("onnx", "CUDAExecutionProvider", False, "No such device."),))
     points = (_point("edge-onnx", 0.1, provider="CUDAExecutionProvider"), _point("edge-onnx", 3.0))
