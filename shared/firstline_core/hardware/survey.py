@@ -35,7 +35,7 @@ _INSTRUCTION_SETS = (
     "avx", "avx2", "fma", "f16c", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_tile",
     "amx_int8", "amx_bf16", "asimd", "neon", "asimdhp", "asimddp", "i8mm", "bf16", "sve", "sve2", "sme",
 )  # fmt: skip
-_RANGE = re.compile(r"([0-9]{1,5})(?:-([0-9]{1,5}))?")
+_RANGE = re.compile(r"([0-9]{1,4})(?:-([0-9]{1,4}))?")
 # (folder, pattern, kind, name): device nodes and classes of accelerators' drivers.
 _ACCELERATORS = (
     ("dev", "nvidia[0-9]*", "gpu", "NVIDIA GPU"),
@@ -114,12 +114,13 @@ def _identify(tree: Tree) -> catalogue.Catalogue:
         board=board or " ".join(filter(None, firmware)),
         kernel=platform.release()[:64],
         processor=_processor(tree),
-        memory=catalogue.Memory(int(measured(machine_memory(tree, "MemTotal")) or 0)),
+        memory=catalogue.Memory(0),  # not part of the fingerprint: it differs by some pages after each start
         accelerators=_accelerators(tree),
     )
     hashed = hashlib.sha256(msgspec.json.encode((found, platform.python_version(), _packages())))
     limit = measured(memory_limit(tree))
-    memory = replace(found.memory, limit_bytes=None if limit is None else int(limit))
+    total = int(measured(machine_memory(tree, "MemTotal")) or 0)
+    memory = catalogue.Memory(total, None if limit is None else int(limit))
     return replace(found, fingerprint=hashed.hexdigest()[:32], memory=memory)
 
 
@@ -144,7 +145,7 @@ def _processor(tree: Tree) -> catalogue.Processor:
     return catalogue.Processor(
         model,
         platform.machine(),
-        _online_cores(tree),
+        len(_online_cores(tree)),
         usable_cores(tree)[0],
         tuple(dict.fromkeys("neon" if flag == "asimd" else flag for flag in _INSTRUCTION_SETS if flag in flags)),
     )
@@ -152,17 +153,23 @@ def _processor(tree: Tree) -> catalogue.Processor:
 
 def usable_cores(tree: Tree) -> tuple[float, bool]:
     """Returns the cores that this process may use, as a fraction, and whether a control group's quota limits them."""
-    cores, quota = _online_cores(tree), cpu_quota(tree)
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") and str(tree.root) == "/" else cores
-    own = float(allowed or cores)
+    quota, online = cpu_quota(tree), _online_cores(tree)
+    lines = (line.partition(":") for line in tree.text_lines("proc/self/status"))
+    allowed = next((_cores_in(text) for name, _, text in lines if name == "Cpus_allowed_list"), online)
+    own = float(len(allowed & online) or len(online))
     return (quota.value, True) if isinstance(quota, Measured) and quota.value < own else (own, False)
 
 
-def _online_cores(tree: Tree) -> int:
-    parts = tree.word("sys/devices/system/cpu/online", limit=4096).split(",")
-    spans = [matched for part in parts if (matched := _RANGE.fullmatch(part.strip())) is not None]
-    cores = sum(int(span[2] or span[1]) - int(span[1]) + 1 for span in spans)
-    return cores if 0 < cores <= 1 << 16 else os.cpu_count() or 1
+def _online_cores(tree: Tree) -> set[int]:
+    """The numbers of the cores, at least one."""
+    found = _cores_in(tree.word("sys/devices/system/cpu/online", limit=4096))
+    return found or set(range(os.cpu_count() or 1))
+
+
+def _cores_in(text: str) -> set[int]:
+    """The numbers in a list of ranges, such as "0-3,8"."""
+    spans = (matched for part in text.split(",") if (matched := _RANGE.fullmatch(part.strip())) is not None)
+    return {core for span in spans for core in range(int(span[1]), int(span[2] or span[1]) + 1)}
 
 
 def _accelerators(tree: Tree) -> tuple[catalogue.Accelerator, ...]:

@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from msgspec.structs import replace
-from support.boards import BOARDS, board
+from support.boards import BOARDS, board, say
 
 from firstline_core.errors import DeadlineExceededError, IntegrityError
 from firstline_core.hardware import survey
@@ -75,6 +75,14 @@ def test_a_control_group_limits_memory_and_cores(tmp_path: Path) -> None:
     assert {"amx_int8", "avx512_bf16"} <= set(found.processor.instruction_sets)
 
 
+@pytest.mark.parametrize(("allowed", "usable"), [("1-2", 2.0), ("3-127", 1.0), ("0-127", 4.0), ("8-9", 4.0), ("", 4.0)])
+def test_affinity_limits_the_usable_cores(tmp_path: Path, allowed: str, usable: float) -> None:
+    with board("raspberry-pi-5", tmp_path) as root:
+        say(root, "proc/self/status", f"Name:\tpython\nCpus_allowed:\tf\nCpus_allowed_list:\t{allowed}\n")
+        cpu = survey.describe_device(Tree(root), root).processor
+    assert (cpu.cores, cpu.usable_cores) == (4, usable)
+
+
 @pytest.mark.parametrize("name", BOARDS)
 def test_every_board_is_encoded_and_described(tmp_path: Path, name: str) -> None:
     found = described(name, tmp_path)
@@ -106,6 +114,15 @@ def test_the_fingerprint_depends_on_the_board(tmp_path: Path) -> None:
     assert found.pop("virtual-machine-cgroup-v1") == found["virtual-machine"]  # one machine, with other control groups
     assert len(set(found.values())) == len(found)
     assert described(BOARDS[0], tmp_path / "again").fingerprint == found[BOARDS[0]]
+
+
+def test_the_size_of_the_memory_is_no_part_of_the_fingerprint(tmp_path: Path) -> None:
+    with board("raspberry-pi-5", tmp_path) as root:
+        before = survey.describe_device(Tree(root), root)
+        say(root, "proc/meminfo", "MemTotal:        8255580 kB\nMemAvailable:    7402112 kB")  # after another start
+        after = survey.describe_device(Tree(root), root)
+    assert before.memory != after.memory
+    assert before.fingerprint == after.fingerprint
 
 
 def test_measurements_are_kept_and_changing_facts_are_updated(tmp_path: Path) -> None:
