@@ -45,6 +45,7 @@ def command(arguments: argparse.Namespace) -> int:
         sustained_s=60 * arguments.sustained,
         again=arguments.remeasure,
         joules_per_core_s=settings.costs.joules_per_core_second,
+        power_rails=settings.hardware.power_rails,
         root=Path(settings.hardware.root),
     )
     path = StatePaths(settings.state_dir).device_profile_path(bundle.manifest.name)

@@ -96,6 +96,7 @@ class BundleMeasurement:
                 variants=present,
                 quick=request.quick,
                 joules_per_core_s=settings.costs.joules_per_core_second,
+                power_rails=settings.hardware.power_rails,
                 root=Path(settings.hardware.root),
             )
             return measure_profile(

@@ -122,15 +122,17 @@ class Rapl:
             return energy, energy
         if isinstance(range_uj, Absent):
             return range_uj, range_uj
-        now_uj, before = int(energy.value), self._counters.get(folder)
-        if before is None or not 0 < now_s - before.at_s <= _LONGEST_S:
-            total_j = before.total_j if before is not None else 0.0
-            self._counters[folder] = Counter(now_uj, now_s, total_j)
-            once = Absent(f"{energy.source}: counts joules, and was read once; the next reading tells watts.")
-            return Measured(total_j, energy.source), once
+        now_uj = int(energy.value)
+        before = self._counters.get(folder) or Counter(now_uj, now_s, 0.0)
+        elapsed_s = now_s - before.at_s
         joules = advanced_uj(before.energy_uj, now_uj, int(range_uj.value)) / 1e6
+        # A counter that begins at 0 after a suspension looks as if it had overflowed.
+        if not 0 < elapsed_s <= _LONGEST_S or joules > _HIGH_W * elapsed_s:
+            self._counters[folder] = Counter(now_uj, now_s, before.total_j)
+            once = Absent(f"{energy.source}: counts joules, and was read once; the next reading tells watts.")
+            return Measured(before.total_j, energy.source), once
         counter = self._counters[folder] = Counter(now_uj, now_s, before.total_j + joules)
-        return Measured(counter.total_j, energy.source), Measured(joules / (now_s - before.at_s), energy.source)
+        return Measured(counter.total_j, energy.source), Measured(joules / elapsed_s, energy.source)
 
 
 class Supply(NamedTuple):
@@ -204,7 +206,7 @@ def device_power_w(power_w: Readings, busy_cores: Reading, tariff: Tariff, power
         return _sum(power_w, power_rails)
     for rail in INPUT_RAILS:
         found = power_w.get(rail)
-        if isinstance(found, Measured):
+        if isinstance(found, Measured) and found.value:  # a platform's counter that stands still is not connected
             return found
     batteries = [name for name in power_w if name.startswith("battery ")]
     if batteries:

@@ -115,6 +115,7 @@ class ProfileOptions:
         alone: nothing else runs here; measure at the priority of a service.
         again: also measure known points; they stay until their successors are there.
         joules_per_core_s: stated energy of a busy core; 0 if not stated.
+        power_rails: stated rails of the whole device; empty for the known ones.
         sustained_s: full load before additional points of a hot machine, with one row a query; 0 for none.
         root: where the kernel's files begin.
     """
@@ -128,6 +129,7 @@ class ProfileOptions:
     alone: bool = False
     again: bool = False
     joules_per_core_s: float = 0.0
+    power_rails: tuple[str, ...] = ()
     sustained_s: float = 0.0
     root: Path = Path("/")
 
@@ -232,8 +234,16 @@ def measure_profile(
     left, seconds = [key for key in keys if known.get(key) != options.heat_s(key)], options.seconds(len(keys))
     for done, key in enumerate(left):
         progress(done, len(left), f"{key.variant}, {key.describe()}")
-        costs = options.joules_per_core_s
-        job = Job(str(bundle.path), key, seconds, costs, str(options.root), options.alone, options.heat_s(key))
+        job = Job(
+            str(bundle.path),
+            key,
+            seconds,
+            options.joules_per_core_s,
+            str(options.root),
+            options.alone,
+            options.heat_s(key),
+            options.power_rails,
+        )
         result = _result(job, need(key, manifest.model(key.variant), profile, cores), gate)
         made = replace(empty, made_s=round(time.time(), 3), agent_version=version("firstline"))
         profile = update_profile(path, partial(_extended, made, result=result, manifest=manifest), warn)

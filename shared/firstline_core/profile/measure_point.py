@@ -45,6 +45,7 @@ class Job(Struct, frozen=True):
         root: where the kernel's files begin.
         alone: nothing else runs here; measure at normal priority.
         heat_s: full load of all cores before measuring.
+        power_rails: stated rails of the whole device.
     """
 
     bundle: str
@@ -54,6 +55,7 @@ class Job(Struct, frozen=True):
     root: str = "/"
     alone: bool = False
     heat_s: float = 0.0
+    power_rails: tuple[str, ...] = ()
 
 
 class _TimedQuery:
@@ -102,7 +104,7 @@ def measure(job: Job) -> Point:
         inputs = queried(bundle, loaded, key.batch)
         query = _TimedQuery(loaded, inputs)
         scenarios.single_stream(query, job.seconds * _SHARES["query"] / 4)
-        meter = EnergyMeter(tree, job.joules_per_core_s)
+        meter = EnergyMeter(tree, job.joules_per_core_s, job.power_rails)
         warm, processor_s = len(query.run), time.process_time()
         scenarios.single_stream(query, job.seconds * _SHARES["query"], between=meter.read_if_due)
         processor_s, whole = time.process_time() - processor_s, query.whole()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -25,14 +26,17 @@ class EnergyMeter:
     Args:
         tree: the kernel's files.
         joules_per_core_s: stated energy of a busy core beyond the idle device; 0 if not stated.
+        power_rails: stated rails of the whole device, which take precedence over counters; empty for the known ones.
     """
 
-    def __init__(self, tree: Tree, joules_per_core_s: float) -> None:
-        self._sensors = Sensors(tree)
+    def __init__(self, tree: Tree, joules_per_core_s: float, power_rails: Sequence[str] = ()) -> None:
+        self._sensors = Sensors(tree, power_rails=power_rails)
+        self._has_stated_rails = bool(power_rails)
         self._joules_per_core_s = joules_per_core_s
         self._began = self._sensors.read(time.monotonic())
-        self._watts: list[Reading] = []
         self._latest = self._began
+        self._powers: list[tuple[Reading, float]] = []
+        """Power of the whole device at each reading, with the seconds since the one before."""
 
     def read_if_due(self) -> None:
         """Reads the sensors if the last reading is old enough; call it between queries."""
@@ -48,27 +52,31 @@ class EnergyMeter:
             processor_s: their processor time, of all cores.
         """
         self._read(time.monotonic())
-        wall_s = self._latest.at_s - self._began.at_s
         counted = joules(self._began, self._latest)
-        if isinstance(counted, Measured):
+        if isinstance(counted, Measured) and not self._has_stated_rails:
             return Measured(counted.value * 1000 / queries, counted.source)
-        measured = [reading for reading in self._watts if isinstance(reading, Measured)]
-        if measured and len(measured) == len(self._watts):
-            watts = sum(reading.value for reading in measured) / len(measured)
-            return Measured(watts * wall_s * 1000 / queries, measured[0].source)
+        spent_j = [power.value * seconds for power, seconds in self._powers if isinstance(power, Measured)]
+        latest = self._latest.device_power_w
+        if isinstance(latest, Measured) and len(spent_j) == len(self._powers):
+            return Measured(sum(spent_j) * 1000 / queries, latest.source)
         if self._joules_per_core_s <= 0:
             return Absent("Nothing here measures energy, and no cost of a core-second is stated.")
         source = f"stated {self._joules_per_core_s:g} J a core-second, with the process's measured processor time"
         return Modelled(self._joules_per_core_s * processor_s * 1000 / queries, source)
 
     def _read(self, now_s: float) -> None:
-        self._latest = self._sensors.read(now_s)
-        self._watts.append(self._latest.device_power_w)
+        before_s, self._latest = self._latest.at_s, self._sensors.read(now_s)
+        self._powers.append((self._latest.device_power_w, now_s - before_s))
 
 
 def joules(before: Snapshot, after: Snapshot) -> Reading:
     """Returns the energy between two readings of the counters: of the platform, else of all packages together."""
-    names = [_WHOLE] if _WHOLE in after.energy_j else [name for name in after.energy_j if "/" not in name]
+    whole = _counted(before, after, [name for name in after.energy_j if name == _WHOLE])
+    packages = [name for name in after.energy_j if name != _WHOLE and "/" not in name]
+    return whole if isinstance(whole, Measured) else _counted(before, after, packages)
+
+
+def _counted(before: Snapshot, after: Snapshot, names: Sequence[str]) -> Reading:
     total, sources = 0.0, []
     for name in names:
         first, last = before.energy_j.get(name, Absent("It was not there.")), after.energy_j[name]
@@ -76,8 +84,8 @@ def joules(before: Snapshot, after: Snapshot) -> Reading:
             return last if isinstance(last, Absent) else Absent(f"The counter '{name}' was not read twice.")
         total += last.value - first.value
         sources.append(last.source)
-    if not sources:
-        return Absent("There is no counter of energy here.")
+    if not total:
+        return Absent("No counter of energy here advances.")
     return Measured(total, " + ".join(sources))
 
 

@@ -175,6 +175,25 @@ def test_energy_continues_after_an_unreadable_counter(tmp_path: Path, on: On) ->
     assert measured(found.power_w["psys"]) == 5.0  # over the four seconds
 
 
+def test_a_counter_that_was_reset_has_not_overflowed(tmp_path: Path, on: On) -> None:
+    bench = on("laptop")
+    counter = tmp_path / "sys/class/powercap/intel-rapl:1/energy_uj"
+    bench.read()
+    counter.write_text("1000000\n")  # a host that was suspended counts from 0
+    found = bench.read()
+    assert measured(found.energy_j["psys"]) == 0.0
+    assert isinstance(found.power_w["psys"], Absent)
+    assert measured(found.device_power_w) == 11.48
+    counter.write_text("21000000\n")
+    assert measured(bench.read().power_w["psys"]) == 10.0
+
+
+def test_a_platform_counter_that_stands_still_is_ignored(on: On) -> None:
+    bench = on("laptop")
+    bench.read()
+    assert measured(bench.read().device_power_w) == 11.48  # of the battery
+
+
 def test_energy_of_the_superuser_is_absent(tmp_path: Path, on: On) -> None:
     bench = on("laptop")
     for domain in (tmp_path / "sys/class/powercap").iterdir():

@@ -219,6 +219,11 @@ class TestJoules:
         after = Snapshot(energy_j={"package-0": Measured(4, "a"), "package-0/core": Measured(2, "b")})
         assert joules(before, after) == Measured(3, "a")
 
+    def test_a_platform_counter_that_stands_still_does_not_count(self) -> None:
+        before = Snapshot(energy_j={"psys": Measured(7, "p"), "package-0": Measured(1, "a")})
+        after = Snapshot(energy_j={"psys": Measured(7, "p"), "package-0": Measured(4, "a")})
+        assert joules(before, after) == Measured(3, "a")
+
     def test_energy_without_counters_is_absent(self) -> None:
         assert isinstance(joules(Snapshot(), Snapshot()), Absent)
 

@@ -46,6 +46,19 @@ def test_power_counts_for_the_time_of_the_queries(tmp_path: Path, now_s: list[fl
     assert isinstance(found, Measured) and found.value == pytest.approx(watts * 1.5 * 100)
 
 
+def test_stated_rails_outweigh_counters(tmp_path: Path, now_s: list[float]) -> None:
+    say(tmp_path, f"{PACKAGE}/name", "package-0")
+    say(tmp_path, f"{PACKAGE}/max_energy_range_uj", "262143328850")
+    say(tmp_path, f"{PACKAGE}/energy_uj", "1000000")
+    say(tmp_path, "sys/class/hwmon/hwmon0/name", "board")
+    say(tmp_path, "sys/class/hwmon/hwmon0/power1_input", "6000000")
+    meter = EnergyMeter(Tree(tmp_path), 5.0, ("board power1",))
+    now_s[0] += 2
+    say(tmp_path, f"{PACKAGE}/energy_uj", "3000000")
+    found = meter.per_query(100, processor_s=1.0)
+    assert isinstance(found, Measured) and found.value == pytest.approx(120.0)
+
+
 def test_without_sensors_a_stated_cost_models_energy(tmp_path: Path, now_s: list[float]) -> None:
     found = EnergyMeter(Tree(tmp_path), 2.0).per_query(10, processor_s=0.5)
     assert isinstance(found, Modelled) and found.value == pytest.approx(100.0)
