@@ -16,6 +16,7 @@ further alarm of this device's tests raises the threshold again. Only another ce
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,9 +41,39 @@ from firstline_edge.settings.settings import AuditSection
 log = logger(__name__)
 
 _REMEMBERED_SCORES = 2_000.0
+_MAX_WEIGHT = 1e12  # of a new score, before all are scaled down
 _RETRY_S = 30.0  # after a disk error: findings that are not written would be lost at the next restart
 _LOST_RECORD = "what the audits had found so far could not be read"
 _FLEET = "the audits of all devices together show that the promise is broken"
+
+
+class ScoreHistogram:
+    """A histogram of the recent scores, with exponentially decaying weights.
+
+    Args:
+        inner_edges: (bins - 1,) rising; a value on an edge falls into the bin above it.
+        memory: approximate number of values that count.
+        counts: (bins,) initial counts, such as those persisted over a restart; None for zeros.
+    """
+
+    def __init__(self, inner_edges: Sequence[float], memory: float, counts: Sequence[float] | None = None) -> None:
+        self._edges = tuple(inner_edges)
+        bins = len(self._edges) + 1
+        self._counts = list(counts) if counts is not None and len(counts) == bins else [0.0] * bins
+        self._growth = 1 + 1 / memory
+        self._weight = 1.0  # increases with each value, instead of decreasing all counts
+
+    def add(self, value: float) -> None:
+        """Adds a value; NaN counts as lowest, as in `drift.bins_of`."""
+        self._counts[bisect_right(self._edges, value) if value == value else 0] += self._weight  # noqa: PLR0124 (NaN)
+        self._weight *= self._growth
+        if self._weight > _MAX_WEIGHT:
+            self._counts, self._weight = self.counts, 1.0
+
+    @property
+    def counts(self) -> list[float]:
+        """Returns the counts (bins,), scaled to a weight of 1 for the next value."""
+        return [count / self._weight for count in self._counts]
 
 
 @dataclass(slots=True, eq=False)
@@ -62,7 +93,7 @@ class MonitoredCertificate:
     key: str
     bounds: dict[str, float]
     record: CertificateRecord
-    scores: drift.ScoreHistogram | None
+    scores: ScoreHistogram | None
     quota_at_s: float
     quota: float = 0.0
 
@@ -322,7 +353,7 @@ class CertificateStates:
             log.warning("certificate is void", model=name, version=model.version, cause=record.state.cause)
         scores = None
         if (histogram := certificate.histogram) is not None:
-            scores = drift.ScoreHistogram(histogram.edges, _REMEMBERED_SCORES, record.scores)
+            scores = ScoreHistogram(histogram.edges, _REMEMBERED_SCORES, record.scores)
         self._monitored[model] = MonitoredCertificate(
             model=model,
             certificate=certificate,

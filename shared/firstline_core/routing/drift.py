@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
@@ -17,7 +15,6 @@ Word = Literal["stable", "moderate", "large"]
 
 _MODERATE, _LARGE = 0.1, 0.25
 _FEW = 200.0  # counts below which an index is not meaningful
-_MAX_WEIGHT = 1e12  # of a new score, before all are scaled down
 _UNSEEN = 0.5  # counts added to every bin, so that an empty one is rare and not impossible (Jeffreys' prior)
 
 
@@ -94,32 +91,3 @@ def beyond_chance(index: float, bins: int, expected_total: float, observed_total
     if observed_total < _FEW or expected_total <= 0:
         return None
     return max(0.0, index - (bins - 1) * (1 / expected_total + 1 / observed_total))
-
-
-class ScoreHistogram:
-    """A histogram of the recent scores, with exponentially decaying weights.
-
-    Args:
-        inner_edges: (bins - 1,) rising; a value on an edge falls into the bin above it.
-        memory: approximate number of values that count.
-        counts: (bins,) initial counts, such as those persisted over a restart; None for zeros.
-    """
-
-    def __init__(self, inner_edges: Sequence[float], memory: float, counts: Sequence[float] | None = None) -> None:
-        self._edges = tuple(inner_edges)
-        bins = len(self._edges) + 1
-        self._counts = list(counts) if counts is not None and len(counts) == bins else [0.0] * bins
-        self._growth = 1 + 1 / memory
-        self._weight = 1.0  # increases with each value, instead of decreasing all counts
-
-    def add(self, value: float) -> None:
-        """Adds a value; NaN counts as lowest, as in `bins_of`."""
-        self._counts[bisect_right(self._edges, value) if value == value else 0] += self._weight  # noqa: PLR0124 (NaN)
-        self._weight *= self._growth
-        if self._weight > _MAX_WEIGHT:
-            self._counts, self._weight = self.counts, 1.0
-
-    @property
-    def counts(self) -> list[float]:
-        """Returns the counts (bins,), scaled to a weight of 1 for the next value."""
-        return [count / self._weight for count in self._counts]

@@ -86,24 +86,3 @@ def test_other_scores_are_drift_and_chance_is_not() -> None:
     assert drift.size_word(index(random.random(500) ** 1.5)) == "moderate"
     assert (drift.size_word(0.0), drift.size_word(0.1), drift.size_word(0.25)) == ("stable", "moderate", "large")
     assert drift.beyond_chance(1.0, 20, 650, 100) is None
-
-
-def test_recent_counts_forget_slowly_and_fill_the_bins_of_the_histogram() -> None:
-    recent = drift.ScoreHistogram((0.3, 0.6), memory=100)
-    for score in [0.1] * 1000 + [0.3] * 100 + [0.9, math.nan]:
-        recent.add(score)
-    low, middle, high = recent.counts
-    assert sum(recent.counts) == pytest.approx(100, abs=1)
-    assert middle == pytest.approx(63, abs=2)  # 1 - 1 / e of the memory
-    assert high == pytest.approx(0.98, abs=0.02)
-    assert low == pytest.approx(36, abs=2)
-    assert drift.bins_of([0.1, 0.3, 0.9, math.nan], (0.3, 0.6)).tolist() == [0, 1, 2, 0]
-
-
-def test_recent_counts_go_on_where_they_were_left_and_never_overflow() -> None:
-    recent = drift.ScoreHistogram((0.5,), memory=1, counts=(3.0, 1.0))
-    assert recent.counts == [3.0, 1.0]
-    for _ in range(5000):
-        recent.add(0.7)
-    assert recent.counts == [pytest.approx(0.0), pytest.approx(1.0, abs=0.01)]
-    assert drift.ScoreHistogram((0.5,), memory=1, counts=(3.0,)).counts == [0.0, 0.0]  # of other bins

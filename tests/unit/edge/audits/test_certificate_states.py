@@ -19,12 +19,12 @@ from firstline_core.bundle.manifest import MANIFEST_NAME
 from firstline_core.bundle.store import Bundle
 from firstline_core.clock import SimulatedClock
 from firstline_core.errors import IntegrityError
-from firstline_core.routing import audit, policy
+from firstline_core.routing import audit, drift, policy
 from firstline_core.routing.certificate import Histogram
 from firstline_core.storage.files import DAMAGED
 from firstline_core.types import PROBABILITIES, ContractAlarm, ContractNotice, Privacy, Reason, Status, Tier
 from firstline_edge.audits import certificate_reports, records
-from firstline_edge.audits.certificate_states import CertificateStates
+from firstline_edge.audits.certificate_states import CertificateStates, ScoreHistogram
 from firstline_edge.audits.samples import Comparison, Sample
 from firstline_edge.models.models import DeviceModel
 from firstline_edge.settings.settings import AuditSection
@@ -544,3 +544,24 @@ def test_damage_to_the_records_is_found_wherever_it_is(tmp_path: Path) -> None:
     path.rename(path.with_name(f"certificates.json{DAMAGED}"))
     with pytest.raises(IntegrityError, match="set aside"):
         records.read(path)
+
+
+def test_recent_counts_forget_slowly_and_fill_the_bins_of_the_histogram() -> None:
+    recent = ScoreHistogram((0.3, 0.6), memory=100)
+    for score in [0.1] * 1000 + [0.3] * 100 + [0.9, math.nan]:
+        recent.add(score)
+    low, middle, high = recent.counts
+    assert sum(recent.counts) == pytest.approx(100, abs=1)
+    assert middle == pytest.approx(63, abs=2)  # 1 - 1 / e of the memory
+    assert high == pytest.approx(0.98, abs=0.02)
+    assert low == pytest.approx(36, abs=2)
+    assert drift.bins_of([0.1, 0.3, 0.9, math.nan], (0.3, 0.6)).tolist() == [0, 1, 2, 0]
+
+
+def test_recent_counts_go_on_where_they_were_left_and_never_overflow() -> None:
+    recent = ScoreHistogram((0.5,), memory=1, counts=(3.0, 1.0))
+    assert recent.counts == [3.0, 1.0]
+    for _ in range(5000):
+        recent.add(0.7)
+    assert recent.counts == [pytest.approx(0.0), pytest.approx(1.0, abs=0.01)]
+    assert ScoreHistogram((0.5,), memory=1, counts=(3.0,)).counts == [0.0, 0.0]  # of other bins
