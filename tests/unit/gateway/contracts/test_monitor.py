@@ -12,6 +12,8 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec.structs import replace
 from sqlalchemy import Connection, text, update
 from support.audits import (
@@ -34,10 +36,10 @@ from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.tasks.classification import Classification
 from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_core.types import PROBABILITIES, ContractAlarm, ContractNotice, InferRequest, ModelKey
-from firstline_core.units import DAY_S
+from firstline_core.units import DAY_S, HOUR_S
 from firstline_gateway import audit_log
 from firstline_gateway.contracts import monitor
-from firstline_gateway.contracts.monitor import ContractMonitor
+from firstline_gateway.contracts.monitor import ActiveDevices, ContractMonitor
 from firstline_gateway.contracts.records import POOLS, Contribution, Skipped
 from firstline_gateway.fleet import alarms
 from firstline_gateway.fleet.fleet import Fleet
@@ -790,3 +792,15 @@ def test_graded_losses_are_tested_by_their_mean(
     (pool,) = bench.monitor.pools()
     assert (pool.disagreements, pool.risk) == (60, pytest.approx(loss))
     assert (pool.alarmed_s is not None) == alarms
+
+
+@given(st.lists(st.tuples(st.sampled_from("abcd"), st.integers(0, 7200)), max_size=20))
+def test_the_devices_of_the_last_hour_are_counted(asked: list[tuple[str, int]]) -> None:
+    seen, now_s = ActiveDevices(), 0
+    latest: dict[str, int] = {}
+    for device, wait_s in asked:
+        now_s += wait_s
+        seen.add(device, now_s)
+        latest[device] = now_s
+        assert seen.count(now_s) == sum(at_s > now_s - HOUR_S for at_s in latest.values())
+    assert seen.count(now_s + HOUR_S) == 0
