@@ -26,7 +26,7 @@ from firstline_core.storage.files import with_checksum, write_whole
 from firstline_core.types import Answer, InferRequest, InferResponse, Reason, Status, Tensor, Tier
 from firstline_edge.audits.records import RecordFile, encode
 from firstline_edge.budgets.spending import SpendingFile, StoredSpending
-from firstline_edge.cache.results import DiskCache
+from firstline_edge.cache.disk_cache import DiskCache
 from firstline_edge.outbox.outbox import Outbox, OutboxItem
 from firstline_edge.state import store
 from firstline_gateway.identity import enrolment, keys

@@ -20,7 +20,7 @@ from firstline_core.errors import ConfigError, UnknownAnswerError
 from firstline_core.types import InferResponse, Reason, Status
 from firstline_edge.api.erasure import PLACES
 from firstline_edge.app import EdgeAgent
-from firstline_edge.cache.results import DiskCache
+from firstline_edge.cache.disk_cache import DiskCache
 from firstline_edge.state import StateDirectory
 
 

@@ -18,7 +18,7 @@ from support.waiting import until
 
 from firstline_core.types import Status
 from firstline_edge.app import EdgeAgent
-from firstline_edge.cache.results import DiskCache
+from firstline_edge.cache.disk_cache import DiskCache
 
 LINKS = [{"kind": "http", "url": f"http://127.0.0.1:{free_port()}"}]
 

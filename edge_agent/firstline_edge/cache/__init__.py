@@ -1,6 +1,6 @@
 """The outputs of models for rows, so that equal rows are computed once.
 
 Files
-    results     the results in memory, and on disk
-    key_filter  which keys are certainly not on disk
+    results     the results in memory, in front of those on disk
+    disk_cache  the results on disk
 """

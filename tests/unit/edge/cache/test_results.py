@@ -6,7 +6,8 @@ import numpy as np
 
 from firstline_core.clock import SimulatedClock
 from firstline_core.types import PROBABILITIES
-from firstline_edge.cache.results import DiskCache, ResultCache
+from firstline_edge.cache.disk_cache import DiskCache
+from firstline_edge.cache.results import ResultCache
 from firstline_edge.requests.context import ModelOutput
 
 
