@@ -89,7 +89,8 @@ class UpdateRequests(Generic[Target]):
     """The desired version and rollback requests, until the task of the update takes them up.
 
     Args:
-        clock: times of the fleet are wall times.
+        clock: for waits.
+        now_s: returns the wall time in seconds, for expiry.
 
     Attributes:
         desired: by the fleet; None if it names no version, or was not received since the start.
@@ -97,8 +98,9 @@ class UpdateRequests(Generic[Target]):
         rollback: done after the rollback; None if no rollback was requested.
     """
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, now_s: Callable[[], float]) -> None:
         self._clock = clock
+        self._now_s = now_s
         self._changed = asyncio.Event()
         self.desired: Target | None = None
         self.received = False
@@ -143,7 +145,7 @@ class UpdateRequests(Generic[Target]):
                     raise SupersededError
                 waits: list[Awaitable[Any]] = [asyncio.wait({task}), self._changed.wait()]
                 if self.desired is not None and self.desired.expires_s:
-                    left_s = self.desired.expires_s - self._clock.wall_s()
+                    left_s = self.desired.expires_s - self._now_s()
                     waits.append(self._clock.sleep(min(CHECK_S, left_s)))
                 await first_of(*waits)
             return task.result()
@@ -157,7 +159,7 @@ class UpdateRequests(Generic[Target]):
             and now is not None
             and not now.undone
             and is_same(now, desired)
-            and not has_expired(now, self._clock.wall_s())
+            and not has_expired(now, self._now_s())
         )
 
 
@@ -178,7 +180,7 @@ class UpdateStateMachine(ABC, Generic[Version, Target]):
         self._clock = services.clock
         self._now_s = services.now_s
         self._limits = services.limits
-        self._requests: UpdateRequests[Target] = UpdateRequests(services.clock)
+        self._requests: UpdateRequests[Target] = UpdateRequests(services.clock, services.now_s)
         self._failures = 0
         self._trial_began_s: float | None = None  # in this process (monotonic)
 
@@ -254,11 +256,8 @@ class UpdateStateMachine(ABC, Generic[Version, Target]):
 
     async def _must_roll_back(self, desired: Target) -> bool:
         """Returns whether the fleet withdrew the version that runs, whichever update the latest record is about."""
-        if desired.undone:
-            return await self._installed_sha256() in (*desired.withdrawn, desired.sha256)
-        # A new update would otherwise roll back to the withdrawn version.
-        can_roll_back = self._file.state.can_roll_back
-        return bool(desired.withdrawn) and can_roll_back and await self._installed_sha256() in desired.withdrawn
+        withdrawn = (*desired.withdrawn, desired.sha256) if desired.undone else desired.withdrawn
+        return bool(withdrawn) and await self._installed_sha256() in withdrawn
 
     async def _follow(self, record: UpdateRecord[Target] | None, desired: Target) -> float:
         """Takes the next step towards the desired version; returns the seconds until the next one."""

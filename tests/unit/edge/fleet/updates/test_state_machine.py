@@ -34,7 +34,7 @@ def clock() -> SimulatedClock:
 
 @pytest.fixture
 def requests(clock: SimulatedClock) -> UpdateRequests[DesiredModel]:
-    return UpdateRequests(clock)
+    return UpdateRequests(clock, clock.wall_s)
 
 
 async def test_a_change_ends_one_wait(requests: UpdateRequests[DesiredModel], clock: SimulatedClock) -> None:
@@ -389,6 +389,18 @@ async def test_a_version_withdrawn_offline_is_rolled_back(device: Device | Confi
     assert device.state == ((S.ROLLED_BACK, "undone") if undone else (S.REJECTED, "signature"))
 
 
+async def test_all_installed_versions_can_be_withdrawn(device: Device | ConfigurationDevice) -> None:
+    withdrawn = [device.publish(2), device.publish(3)]
+    for each in withdrawn:
+        await run_update(device, each)
+    newer = replace(device.publish(4), withdrawn=tuple(each.sha256 for each in withdrawn))
+    device.registry.error = errors.LinkDownError("The registry is away.")
+    device.receive(newer)
+    while await device.step() == 0:
+        pass
+    assert device.version == 1 and device.state == (S.OFFERED, "link_down")
+
+
 @pytest.mark.parametrize("tried", [False, True])
 async def test_a_version_returned_to_can_be_withdrawn(device: Device | ConfigurationDevice, tried: bool) -> None:
     """A newer update, which was tried or refused, was withdrawn first."""
@@ -420,6 +432,18 @@ async def test_an_update_that_expires_while_downloading_is_not_tried(device: Dev
     device.registry.pause_s = 100.0
     await run_update(device, replace(device.publish(2), expires_s=device.clock.wall_s() + 50))
     assert device.state == (S.EXPIRED, "expired") and device.version == 1
+
+
+async def test_a_wrong_wall_clock_does_not_expire_an_update(tmp_path: Path) -> None:
+    """The time of a gateway counts: the wall clock shows a time after the end of the authority."""
+    clock = HastyClock(1.8e9)
+    registry = Registry(random.Random(1), clock)
+    device = Device(tmp_path, registry, clock)
+    bundle_at(device.setup, 1)
+    device.start()
+    clock.wall_s = lambda: 6e9
+    await run_update(device, replace(device.publish(2), expires_s=1.9e9))
+    assert device.state == (S.COMMITTED, "") and device.version == 2
 
 
 async def test_a_running_version_is_not_installed_again(device: Device | ConfigurationDevice) -> None:
