@@ -243,14 +243,21 @@ def test_a_model_that_fails_on_a_row_is_named(tmp_path: Path) -> None:
     assert "Model 'logs.onnx' gave NaN or infinity" in found and "nan to nan" not in found
 
 
-def test_labels_that_do_not_exclude_each_other_need_a_recipe(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("label", "reason"),
+    [
+        ("a; b", "A sigmoid ends the full model model.onnx, so its labels do not exclude each other"),
+        ([0.5, 0.25], "The full model model.onnx is of no family that `firstline pair` knows for rows of a table"),
+    ],
+)
+def test_a_sigmoid_over_labels_needs_a_recipe(tmp_path: Path, label: object, reason: str) -> None:
     nodes = [helper.make_node("MatMul", ["x", "w"], ["l"]), helper.make_node("Sigmoid", ["l"], ["p"])]
     float_graph(tmp_path / "model.onnx", nodes, {"x": ["n", 4]}, {"p": ["n", 3]}, w=np.eye(4, 3, dtype=np.float32))
-    (tmp_path / "rows.jsonl").write_text(json.dumps({"x": [1, 2, 3, 4], "label": "a; b"}) + "\n")
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"x": [1, 2, 3, 4], "label": label}) + "\n")
     (tmp_path / "labels.txt").write_text("a\nb\nc\n")
     arguments = ("--data", tmp_path / "rows.jsonl", "--labels", tmp_path / "labels.txt", "--out", tmp_path / "out")
     found = _run("--full", tmp_path / "model.onnx", *arguments, code=2).stderr
-    assert "A sigmoid ends the full model model.onnx" in found and "`independent_labels = true`" in found
+    assert reason in found and ("`independent_labels = true`" in found) == isinstance(label, str)
 
 
 def test_percentages_are_refused_with_the_output(tmp_path: Path) -> None:
