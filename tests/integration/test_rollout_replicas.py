@@ -27,6 +27,7 @@ from firstline_gateway.rollouts.judgement.verdict import Rules
 from firstline_gateway.rollouts.rollout import Stage
 from firstline_gateway.rollouts.rollouts import Rollouts
 from firstline_gateway.settings.settings import Store
+from firstline_gateway.store import schema
 from firstline_gateway.store.database import Database
 from firstline_gateway.store.service_clock import ServiceClock
 
@@ -91,7 +92,9 @@ def held_up(patch: pytest.MonkeyPatch) -> Iterator[tuple[threading.Event, thread
         yield seen, goes_on
 
 
-async def test_crash_within_a_step_repeats_nothing(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("part", [5, 5000])
+async def test_crash_within_a_step_repeats_nothing(store: Store, monkeypatch: pytest.MonkeyPatch, part: int) -> None:
+    monkeypatch.setattr(schema, "_MANY", part)
     clock, fleet = SimulatedClock(1000.0), pretended_population(DEVICES, 3)
     async with replicas(store, clock) as (first, second):
         live(first.database, fleet, clock.wall_s())

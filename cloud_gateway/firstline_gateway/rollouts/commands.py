@@ -47,6 +47,7 @@ _LEADS: Mapping[Command, Mapping[RolloutState, RolloutState]] = MappingProxyType
     }
 )
 """By command, the state that it leads to from each state that allows it."""
+_STAGE_BEGAN = (Phase.INSTALLING, Phase.OBSERVING)
 _RETRIED = (_S.FAILED, _S.SILENT, _S.WITHDRAWN)
 
 
@@ -144,7 +145,7 @@ def command_changes(
             "lost_s": 0.0,
             "sentence": f"{by} has {counted(count, 'device')} try again.",
         }
-        if count:
+        if count and rollout.phase in _STAGE_BEGAN:
             updates |= {"phase": Phase.INSTALLING, "since_s": now.service_s}
     changes.rollout = replace(changes.rollout, **updates)
     changes.note(command, by, **details)
@@ -160,7 +161,7 @@ def _retried(rollout: Rollout, assignments: Mapping[str, Assignment]) -> dict[st
         each.device: replace(
             each,
             state=DeviceState.WAITING,
-            stage=rollout.stage,
+            stage=rollout.stage if rollout.phase in _STAGE_BEGAN else each.stage,  # it takes them along when it begins
             # Chance did not put a device that failed in an earlier stage into this one, so it is not compared.
             reachable=each.reachable and each.stage == rollout.stage,
             turn=turn,

@@ -127,7 +127,7 @@ class RolloutDriver:
         seconds = self.clock.monotonic_s() - started_s
         tracing.record("rollout step", tracing.begin(), seconds, own=True, rollout=before.id)
 
-        def carry_out(connection: Connection) -> Rollout | None:
+        def carry_out(connection: Connection, part: StepChanges) -> Rollout | None:
             # The snapshot may be old: another replica may have had the lease meanwhile, and carried out the same step.
             if not records.holds(connection, self._holder):
                 return None
@@ -136,10 +136,11 @@ class RolloutDriver:
             offers = before.state in BEGUN or (before.state is RolloutState.COMPLETED and changes.desired)
             if offers and not changes.alarmed and contract_alarm(connection, before.definition):
                 return None
-            return records.apply(connection, before, changes, now.wall_s)
+            return records.apply(connection, before, part, now.wall_s)
 
-        if await self.store.write(carry_out) is None:
-            return True  # another replica was faster, or an alarm came
+        for part in records.in_parts(before, changes):
+            if await self.store.write(partial(carry_out, part=part)) is None:
+                return True  # another replica was faster, a person gave a command, or an alarm came
         if changes.desired or changes.audits:
             self.on_desired()
         for action, actor, details in changes.notes:

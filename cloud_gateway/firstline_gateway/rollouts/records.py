@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
+from typing import TypeVar
 
 import sqlalchemy as sa
 from msgspec.structs import replace
 
 from firstline_core.fleet.rollout import Look
 from firstline_core.fleet.twin import Desired
+from firstline_core.fleet.update import UpdateKind
 from firstline_core.storage.seals import DECODING_ERRORS
 from firstline_gateway import audit_log
 from firstline_gateway.fleet import devices
@@ -59,6 +63,7 @@ LEASE = sa.Table(
 """One row, of id 1: the replica that drives the rollouts."""
 
 _R, _A = ROLLOUTS.c, ASSIGNMENTS.c
+_T = TypeVar("_T")
 
 
 def add(connection: sa.Connection, rollout: Rollout, idempotency: str | None) -> Rollout:
@@ -115,10 +120,11 @@ def by_state(connection: sa.Connection) -> dict[RolloutState, int]:
     return {state: counts.get(state.value, 0) for state in RolloutState}
 
 
-def waiting(connection: sa.Connection, limit: int) -> list[Rollout]:
-    """Returns the rollouts that wait for a person, newest first."""
-    query = sa.select(_R.record).where(_R.state.in_(WAITING)).order_by(_R.id.desc()).limit(limit)
-    return list(connection.execute(query).scalars())
+def waiting(connection: sa.Connection, sees: Callable[[str], bool], limit: int) -> list[Rollout]:
+    """Returns the rollouts that wait for a person who sees their selectors, newest first."""
+    query = sa.select(_R.record).where(_R.state.in_(WAITING)).order_by(_R.id.desc())
+    seen = (each for each in connection.execute(query).scalars() if sees(each.definition.selector))
+    return list(islice(seen, limit))
 
 
 def lock(connection: sa.Connection) -> None:
@@ -232,8 +238,12 @@ def assign(
 
 def _withdraw(connection: sa.Connection, rollout: Rollout, replaced: Mapping[str, Assignment]) -> None:
     """Makes rollouts that replaced this one's version on devices return them to the version before it."""
-    others = connection.execute(sa.select(_R.record).where(_R.id != rollout.id)).scalars() if replaced else ()
-    for newer in others:
+    if not replaced:
+        return
+    others = sa.select(_R.record).where(_R.id != rollout.id)
+    if rollout.definition.what is UpdateKind.MODEL:  # a configuration replaces those of other names
+        others = others.where(_R.bundle == rollout.definition.bundle)
+    for newer in connection.execute(others).scalars():
         if newer.definition.document_key != rollout.definition.document_key or newer.started_s < rollout.started_s:
             continue
         for names in batched(replaced):
@@ -290,8 +300,35 @@ def release(connection: sa.Connection, holder: str) -> None:
     connection.execute(sa.update(LEASE).where(LEASE.c.holder == holder).values(until_service_s=-1.0))
 
 
+def in_parts(before: Rollout, changes: StepChanges) -> Iterator[StepChanges]:
+    """Yields the changes of a step in parts, each for a transaction that holds up commands for a short time only.
+
+    Everything that takes effect is in the last part: a step that is interrupted between parts is computed again.
+    """
+    together = changes.desired.keys() | changes.replaced.keys()
+    early = list(batched(sorted((changes.assigned.keys() | changes.start.keys()) - together)))[:-1]
+    written = {name for names in early for name in names}
+
+    def of(values: Mapping[str, _T], names: Iterable[str]) -> dict[str, _T]:
+        return {name: values[name] for name in names if name in values}
+
+    for names in early:
+        yield StepChanges(
+            before,
+            assigned=of(changes.assigned, names),
+            before=of(changes.before, names),
+            start=of(changes.start, names),
+        )
+    yield dataclasses.replace(
+        changes,
+        assigned=of(changes.assigned, changes.assigned.keys() - written),
+        before=of(changes.before, changes.before.keys() - written),
+        start=of(changes.start, changes.start.keys() - written),
+    )
+
+
 def apply(connection: sa.Connection, before: Rollout, changes: StepChanges, wall_s: float) -> Rollout | None:
-    """Carries out the changes of a step with their entries in the audit log: all of them, or none.
+    """Carries out the changes of a command, or a part of those of a step, with their entries in the audit log.
 
     Args:
         connection: within a transaction that writes.

@@ -96,9 +96,9 @@ class Rollouts:
         found = await self.store.read(lambda on: _summaries(on, records.page(on, after, limit, bundle)))
         return wire.RolloutPage(found, found[-1].id if len(found) == limit else None)
 
-    async def waiting(self, limit: int) -> tuple[wire.RolloutSummary, ...]:
-        """Returns the rollouts that wait for a person, newest first."""
-        return await self.store.read(lambda on: _summaries(on, records.waiting(on, limit)))
+    async def waiting(self, limit: int, sees: Callable[[str], bool]) -> tuple[wire.RolloutSummary, ...]:
+        """Returns the rollouts that wait for a person who sees their selectors, newest first."""
+        return await self.store.read(lambda on: _summaries(on, records.waiting(on, sees, limit)))
 
     async def get(self, rollout_id: str) -> wire.RolloutSummary:
         """Returns one rollout.

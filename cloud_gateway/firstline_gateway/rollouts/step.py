@@ -6,13 +6,14 @@ observing       both groups are observed, and the stage is judged
 going back      devices under way stop after an abort; those that are done go back after a rollback, too
 ended           the audits for the rollout end
 
-The changes of a step are carried out as a whole, or not at all. A stage is evaluated eight times within its time, then
+The changes of a step take effect as a whole, or not at all. A stage is evaluated eight times within its time, then
 at growing intervals. One evaluation (`evaluate`) is a look: it counts the devices, `judgement/verdict.py: judge`
 decides by their figures, and the `Look` stores its verdict.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
@@ -58,6 +59,13 @@ from firstline_gateway.rollouts.rollout import (
 _AT_ONCE = 1000  # devices whose desired state one step changes; the next step is due at once
 _S = DeviceState
 _SHORTEST_S = 60.0  # between two evaluations
+
+# Outcomes of a rollback for a device.
+_RETURNED = "returned"
+_LATE = "online, and not rolled back in time"
+_SILENT = "silent, and rolled back when seen again"
+_REPLACED = "taken by another rollout"
+_GONE = "revoked or decommissioned"
 
 
 class StepTime(NamedTuple):
@@ -199,7 +207,7 @@ def step(rollout: Rollout, assignments: Mapping[str, Assignment], view: StepView
         elif now.service_s >= rollout.look_due_s:
             evaluate(changes, devices, view, now)
     elif rollout.state in (RolloutState.ROLLING_BACK, RolloutState.ABORTED):
-        _go_back(changes, devices, view)
+        _go_back(changes, devices, view, now)
     _request_audits(changes, {**devices, **changes.assigned}, view)
     if changes.rollout.state not in LIVE:
         unsettled = bool(changes.audits or changes.desired or changes.more)
@@ -225,7 +233,8 @@ def selected(rollout: Rollout, view: StepView) -> list[tuple[str, Mapping[str, s
 def _stage_groups(rollout: Rollout, assignments: Mapping[str, Assignment], view: StepView) -> StageGroups:
     """Returns the stage's devices in order, and its control group; the devices held back come last."""
     definition, devices = rollout.definition, selected(rollout, view)
-    taken = {name for name, assignment in assignments.items() if assignment.treated}
+    # Those of this stage belong to a beginning that was interrupted.
+    taken = {name for name, each in assignments.items() if each.treated and each.stage < rollout.stage}
     if rollout.is_rest:
         rest = sorted(
             (name for name, _ in devices if name not in taken), key=lambda name: place(definition.places_salt, name)
@@ -263,7 +272,7 @@ def _begin(changes: StepChanges, assignments: Mapping[str, Assignment], view: St
     treated, control, members = _stage_groups(rollout, assignments, view)
     # Devices that still waited when a person promoted the stage before come first; chance did not put them here, so
     # they are not compared.
-    left = [each for each in assignments.values() if each.treated and each.state is _S.WAITING]
+    left = [each for each in assignments.values() if each.state is _S.WAITING and each.stage < rollout.stage]
     if not (treated or left or rollout.is_rest):
         _without_devices(changes, now, members=members)
         return
@@ -325,7 +334,7 @@ def _install(changes: StepChanges, assignments: Mapping[str, Assignment], view: 
         )
 
 
-def _go_back(changes: StepChanges, assignments: Mapping[str, Assignment], view: StepView) -> None:
+def _go_back(changes: StepChanges, assignments: Mapping[str, Assignment], view: StepView, now: StepTime) -> None:
     """Sets the previous desired version of devices; of those that are done, only in a rollback."""
     rollout, version = changes.rollout, changes.rollout.definition.version
     is_rollback = rollout.state is RolloutState.ROLLING_BACK
@@ -347,17 +356,42 @@ def _go_back(changes: StepChanges, assignments: Mapping[str, Assignment], view: 
         if each.state is _S.WAITING:
             changes.assigned[each.device] = replace(each, state=_S.WITHDRAWN)
     changes.more = bool(affected)
-    if affected or not is_rollback:
+    if is_rollback and not affected:
+        _end_rollback(changes, assignments, view, now)
+
+
+def _end_rollback(changes: StepChanges, assignments: Mapping[str, Assignment], view: StepView, now: StepTime) -> None:
+    """Ends a rollback when no online device has to return any more, or when the patience of the stage has ended."""
+    rollout = changes.rollout
+    outcomes = {
+        name: _rollback_outcome(each, view.devices.get(name), rollout)
+        for name, each in assignments.items()
+        if each.state in (_S.RETURNING, _S.RETURNED)
+    }
+    counts = Counter(outcomes.values())
+    if counts[_LATE] and now.service_s - rollout.since_s <= rollout.current.patience_s:
         return
-    returning = [each for each in assignments.values() if each.state is _S.RETURNING]
-    silent_s = rollout.definition.silent_s
-    if not any(is_reachable(view.devices.get(each.device), silent_s) for each in returning):
-        later = f"; silent, and rolled back when seen again: {counted(len(returning), 'device')}" if returning else ""
-        returned = [each.device in view.devices for each in assignments.values() if each.state is _S.RETURNED]
-        gone = f"; revoked or decommissioned: {counted(returned.count(False), 'device')}" if not all(returned) else ""
-        again = counted(returned.count(True), "device")
-        sentence = f"{rollout.sentence} The previous version runs again on {again}{later}{gone}."
-        changes.end(RolloutState.ROLLED_BACK, f"{sentence}{_stranded(rollout, assignments)}")
+    for name, outcome in outcomes.items():
+        if outcome == _REPLACED:
+            changes.assigned[name] = replace(assignments[name], state=_S.WITHDRAWN)
+    again = counted(counts.pop(_RETURNED, 0), "device")
+    others = "".join(
+        f"; {outcome}: {counted(number, 'device')}" for outcome, number in sorted(counts.items()) if number
+    )
+    sentence = f"{rollout.sentence} The previous version runs again on {again}{others}."
+    changes.end(RolloutState.ROLLED_BACK, f"{sentence}{_stranded(rollout, assignments)}")
+
+
+def _rollback_outcome(assignment: Assignment, device: DeviceView | None, rollout: Rollout) -> str:
+    """Returns the outcome of a rollback for a device, in words."""
+    if device is None:
+        return _GONE
+    own = rollout.id, assignment.before.rollout if assignment.before is not None else rollout.id
+    if device.desired is not None and device.desired.rollout not in own:
+        return _REPLACED
+    if assignment.state is _S.RETURNED:
+        return _RETURNED
+    return _LATE if is_reachable(device, rollout.definition.silent_s) else _SILENT
 
 
 def _stranded(rollout: Rollout, assignments: Mapping[str, Assignment]) -> str:

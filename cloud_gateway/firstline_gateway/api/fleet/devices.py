@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from contextlib import suppress
+from functools import partial
 from typing import Annotated
 
 import msgspec
@@ -99,9 +100,8 @@ def fleet_routes(fleet: Fleet, rollouts: Rollouts, access: Access) -> APIRouter:
     ) -> Response:
         """The fleet now: devices by presence and tag, agents, outboxes, certificates, and rollouts that wait."""
         found = await fleet.overview(tag, selector)
-        waiting = await rollouts.waiting(rest.LISTED)
-        own = tuple(one for one in waiting if sees_rollout(person, one.definition["selector"]))
-        return answer(msgspec.structs.replace(found, waiting=own))
+        waiting = await rollouts.waiting(rest.LISTED, partial(sees_rollout, person))
+        return answer(msgspec.structs.replace(found, waiting=waiting))
 
     @router.get(rest.BRAKE_PATH)
     async def read_brake() -> Response:

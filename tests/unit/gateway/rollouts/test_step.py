@@ -304,6 +304,65 @@ def test_a_rollback_names_devices_that_a_newer_rollout_took() -> None:
     assert changes.desired == {"d00": BACK}
 
 
+def test_a_rollback_counts_devices_of_another_rollout_apart() -> None:
+    fleet = simulated_fleet(3, Stage(1.0, soak_s=0))
+    fleet.install()
+    fleet.advance(1)
+    newer = DesiredModel("cameras", 3, "3" * 64, "newer")
+    fleet.change("d00", desired=newer)
+    fleet.command(Command.ROLLBACK)
+    fleet.advance()
+    fleet.change("d01", version=1, update=None)
+    fleet.change("d02", desired=newer)  # while it returned
+    fleet.advance(1)
+    assert fleet.rollout.state is RolloutState.ROLLED_BACK
+    assert fleet.states() == {S.WITHDRAWN: 2, S.RETURNED: 1}
+    assert fleet.rollout.sentence.endswith(" runs again on 1 device; taken by another rollout: 2 devices.")
+
+
+def test_a_rollback_waits_no_longer_than_the_patience() -> None:
+    """An online device does not apply it."""
+    fleet = simulated_fleet(3, Stage(1.0, soak_s=0, patience_s=600))
+    fleet.install()
+    fleet.advance(1)
+    fleet.command(Command.ROLLBACK)
+    fleet.advance()
+    fleet.change("d01", version=1, update=None)
+    fleet.change("d02", age_s=5000.0)
+    fleet.advance(600)
+    assert fleet.rollout.state is RolloutState.ROLLING_BACK
+    fleet.advance(1)
+    assert fleet.rollout.state is RolloutState.ROLLED_BACK
+    assert fleet.states() == {S.RETURNING: 2, S.RETURNED: 1}
+    assert "1 device; online, and not rolled back in time: 1 device; silent, " in fleet.rollout.sentence
+
+
+def test_a_retry_before_a_stage_begins_keeps_its_devices() -> None:
+    fleet = simulated_fleet(4, Stage(0.5, soak_s=800), Stage(1.0, soak_s=800))
+    fleet.install()
+    failed = next(iter(fleet.assignments))
+    fleet.report(failed, UpdateState.FAILED)
+    fleet.advance(1)
+    fleet.command(Command.PROMOTE)
+    fleet.command(Command.RETRY)
+    fleet.advance()
+    assert fleet.states() == {S.DONE: 1, S.OFFERED: 3}
+
+
+def test_a_stage_whose_beginning_was_interrupted_begins_again() -> None:
+    whole, interrupted = (simulated_fleet(20, Stage(0.3), Stage(1.0), held_back=0.2) for _ in range(2))
+    for _ in range(3):
+        changes = step(interrupted.rollout, interrupted.assignments, interrupted, StepTime(interrupted.now_s, 1.7e9))
+        interrupted.assignments |= {name: changes.assigned[name] for name in sorted(changes.assigned)[::2]}
+        for fleet in (whole, interrupted):
+            fleet.install()
+            fleet.advance(1)
+            if fleet.rollout.state is RolloutState.RUNNING:
+                fleet.command(Command.PROMOTE)
+        assert interrupted.assignments == whole.assignments
+    assert whole.rollout.state is RolloutState.COMPLETED and whole.states() == {S.DONE: 20}
+
+
 def test_a_report_from_before_a_retry_does_not_count() -> None:
     fleet = simulated_fleet()
     fleet.install()
@@ -339,15 +398,19 @@ def test_a_plan_has_the_devices_of_each_stage_and_the_detectable_effects() -> No
 
 
 def test_a_plan_reads_the_past_of_2000_devices(monkeypatch: pytest.MonkeyPatch) -> None:
-    fleet, read = simulated_fleet(2010), set[str]()
+    fleet, read = simulated_fleet(2010, Stage(0.5), rules=Rules()), set[str]()
+    counts = ModelCounts("cameras", 1, rows=9000, audited=1000, audited_empty=900)
 
-    def totals_before(names: Iterable[str], _at_s: float) -> Mapping[str, Totals]:
+    def totals(names: Iterable[str]) -> Mapping[str, Totals]:
         read.update(names)
-        return {}
+        return {name: Totals((counts,), 86_400) for name in names}
 
-    monkeypatch.setattr(fleet, "totals_before", totals_before)
+    monkeypatch.setattr(fleet, "totals", totals)
+    monkeypatch.setattr(fleet, "totals_before", lambda names, _: {name: Totals() for name in names})
     planned = plan(fleet.rollout.definition, fleet, None, StepTime(0.0, 1.7e9), delta=0.05, contracts=1)
     assert planned.devices == 2010 and len(read) == 2000
+    # The rate is that of the sample; all 1,005 devices of the stage make audits at this rate.
+    assert planned.audits.endswith("(200,000 of 2,000,000 audits) they make 4,188 in 60 minutes.")
 
 
 @pytest.mark.parametrize(("contracts", "most"), [(0, 0.01), (1, 0.06), (3, 0.16), (40, 1)])

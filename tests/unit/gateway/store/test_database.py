@@ -341,7 +341,7 @@ class TestWriter:
     [
         (lambda on: devices.unpublished(on, 10), "ix_fleet_devices_lead"),
         (lambda on: devices.unpublished(on, 10, "cam"), "ix_fleet_devices_lead"),
-        (lambda on: records.waiting(on, 10), "ix_rollouts_state_id"),
+        (lambda on: records.waiting(on, bool, 10), "ix_rollouts_state_id"),
         (lambda on: records.in_states(on, *LIVE), "ix_rollouts_state_id"),
         (records.by_state, "ix_rollouts_state_id"),
     ],
