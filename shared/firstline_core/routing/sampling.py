@@ -113,9 +113,10 @@ def after_time(budget: AuditBudget, now_s: float, allowance: Allowance) -> Audit
 def refill(level: float, passed_s: float, per_hour: float) -> float:
     """Returns the content of a bucket after some seconds.
 
-    Its capacity is a quarter of the hourly allowance, at least 1.
+    Its capacity is a quarter of the hourly allowance, at least 1: a small allowance is used every few hours.
     """
-    return min(level + _FILL * passed_s / HOUR_S * per_hour, max(_HOLD * per_hour, min(1.0, per_hour)))
+    capacity = max(_HOLD * per_hour, 1.0) if per_hour else 0.0
+    return min(level + _FILL * passed_s / HOUR_S * per_hour, capacity)
 
 
 def propensity(budget: AuditBudget, allowance: Allowance) -> float:

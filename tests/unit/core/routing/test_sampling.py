@@ -81,6 +81,7 @@ def test_a_propensity_does_not_depend_on_its_answer() -> None:
 def test_a_small_allowance_still_saves_up_for_one() -> None:
     assert refill(0.0, HOUR, 1.0) == 0.75
     assert refill(0.0, 100 * HOUR, 1.0) == 1.0
+    assert refill(0.0, 100 * HOUR, 0.25) == 1.0
     assert refill(0.0, 100 * HOUR, 0.0) == 0.0
     assert refill(0.0, 100 * HOUR, 400.0) == 100.0
 
