@@ -16,7 +16,8 @@ from firstline_core.hardware.catalogue import Catalogue
 from firstline_core.hardware.readings import Absent, Reading
 from firstline_core.planning.split import SplitEnvironment, Splits, Stretch, Way, best, stretches, ways
 from firstline_core.profile.profile import Point, PointKey, Profile, of_one_row, sweet_spot
-from firstline_core.telemetry.wording import rounded
+from firstline_core.profile.summary import DISTURBED
+from firstline_core.telemetry.wording import counted, rounded
 
 _AS_GOOD = 1.05
 """More threads have to be faster by more than this, because other models need threads too."""
@@ -161,6 +162,9 @@ def _usable(manifest: Manifest, profile: Profile | None, catalogue: Catalogue | 
             notes.append(f"{key.provider} is ignored: {engine.reason}")
         else:
             usable.append(point)
+    if disturbed := [point.waited_share for point in usable if point.waited_share > DISTURBED]:
+        points = counted(len(disturbed), "point")
+        notes.append(f"{points} waited for a core that other work had, up to {max(disturbed):.0%} of their time.")
     measured = {point.key.model_digest for point in usable}
     notes += [f"Variant '{model.id}' was not measured here." for model in manifest.edge if model.digest not in measured]
     return usable
@@ -254,7 +258,8 @@ def plan_lines(plan: Plan) -> list[str]:
         lines.append(f"  run       {_describe(plan.chosen)}")
         lines += [f"  next best {_describe(other)}" for other in plan.others[:_SHOWN]]
     if plan.batch is not None:
-        lines.append(f"  batch     {plan.batch} {'row' if plan.batch == 1 else 'rows'}: larger ones win under 5 %")
+        rows = counted(plan.batch, "row")
+        lines.append(f"  batch     {rows}: the smallest measured one with 95 % of the best rate")
     if plan.hot_ms is not None:
         lines.append(f"  hot       {rounded(plan.hot_ms)} ms a row under sustained load")
     if (full := plan.full) is not None:

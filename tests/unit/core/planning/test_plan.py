@@ -102,6 +102,16 @@ def test_the_smallest_nearly_best_batch_is_planned() -> None:
     assert plan(_MANIFEST, _profile(*batches)).batch == 4
 
 
+def test_disturbed_measurements_are_noted() -> None:
+    point = structs.replace(_point("edge-onnx", 1.0), waited_share=0.4)
+    assert (
+        "1 point waited for a core that other work had, up to 40% of their time."
+        in plan(_MANIFEST, _profile(point)).open
+    )
+    calm = structs.replace(point, waited_share=0.04)
+    assert not any("waited" in sentence for sentence in plan(_MANIFEST, _profile(calm)).open)
+
+
 def test_no_batch_is_planned_for_a_model_that_runs_row_by_row() -> None:
     edge = tuple(structs.replace(model, batch=1) for model in _MANIFEST.edge)
     point = _point("edge-onnx", 1.0)
