@@ -159,7 +159,7 @@ def test_a_deadline_that_a_rung_can_meet_is_met(  # noqa: PLR0917
     runs_ms: list[float], busy: float, wait_ms: float, left_ms: float, link_ms: float, prices: EnergyPrices | None
 ) -> None:
     """Also including the full model's answer if there is time for it, whatever the energy."""
-    done_ms = wait_ms + runs_ms[choose_rung(runs_ms, busy, wait_ms, left_ms, link_ms, prices=prices)]
+    done_ms = wait_ms + runs_ms[choose_rung(runs_ms, busy, [wait_ms] * len(runs_ms), left_ms, link_ms, prices=prices)]
     soonest_ms = wait_ms + runs_ms[-1]
     if soonest_ms + link_ms <= left_ms:
         assert done_ms + link_ms <= left_ms
@@ -171,7 +171,8 @@ def test_a_deadline_that_a_rung_can_meet_is_met(  # noqa: PLR0917
 
 @given(RUNS_MS, TIMES_MS, st.floats(-50, 200), st.floats(0, 50))
 def test_more_time_gives_no_worse_variant(runs_ms: list[float], wait_ms: float, left_ms: float, more_ms: float) -> None:
-    assert choose_rung(runs_ms, 0.0, wait_ms, left_ms + more_ms) <= choose_rung(runs_ms, 0.0, wait_ms, left_ms)
+    waits_ms = [wait_ms] * len(runs_ms)
+    assert choose_rung(runs_ms, 0.0, waits_ms, left_ms + more_ms) <= choose_rung(runs_ms, 0.0, waits_ms, left_ms)
 
 
 @given(RUNS_MS, st.floats(0, 1), st.floats(0, 1), TIMES_MS, TIMES_MS)
@@ -181,7 +182,9 @@ def test_more_load_gives_a_cheaper_rung(
     """If there is time to ask the full model."""
     if runs_ms[0] + link_ms <= left_ms:
         least, most = sorted((busy, more))
-        assert choose_rung(runs_ms, least, 0.0, left_ms, link_ms) <= choose_rung(runs_ms, most, 0.0, left_ms, link_ms)
+        waits_ms = [0.0] * len(runs_ms)
+        lighter = choose_rung(runs_ms, least, waits_ms, left_ms, link_ms)
+        assert lighter <= choose_rung(runs_ms, most, waits_ms, left_ms, link_ms)
 
 
 @given(

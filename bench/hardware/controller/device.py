@@ -163,7 +163,7 @@ class Simulated:
         chosen = choose_rung(
             runs_ms,
             busy,
-            wait_ms,
+            [wait_ms] * len(runs_ms),
             left_ms - min(_RESERVE_MS, left_ms / 4),
             math.inf if link_s is None else 1000 * link_s,
             prices=EnergyPrices(self._run_mj[current:], self._escalated[current:], 1000 * self._scenario.joules_sent),

@@ -110,9 +110,10 @@ class BundleVariants:
         shed_reason = _reason(position.verdict) if position.shedding else ""
         edges = [device_model.edge for device_model in usable if device_model.edge is not None]
         workers, runs_ms = edges[0].workers, [edge.sure_ms(request, rows) for edge in edges]
-        wait_ms = 0.0 if runs_on_loop(runs_ms[-1] / 1000) else 1000 * workers.wait_s
+        waits_ms = [0.0 if runs_on_loop(run_ms / 1000) else 1000 * workers.wait_s for run_ms in runs_ms]
+        best_ms = waits_ms[0] + runs_ms[0]
         prices = self._prices(usable, escalation_mj)
-        chosen = choose_rung(runs_ms, workers.busy, wait_ms, left_ms, link_ms, prices=prices)
+        chosen = choose_rung(runs_ms, workers.busy, waits_ms, left_ms, link_ms, prices=prices)
         # If the better variant is not loaded, all requests get the next one anyway.
         splits = chosen == 0 and len(usable) > 1 and usable[0] is self._loaded[position.rung]
         if splits and self._splitter.selects(position.next_share):
@@ -120,15 +121,14 @@ class BundleVariants:
         device_model = usable[chosen]
         if not chosen:
             why = "" if device_model is self._loaded[0] else _reason(position.verdict)
-        elif wait_ms + runs_ms[0] + link_ms <= left_ms:
+        elif best_ms + link_ms <= left_ms:
             why = "energy: its answers take the least, and there is time to ask the full model"
             if prices is None:
                 why = f"queue: {workers.busy:.0%} of the threads are busy, and there is time to ask the full model"
-        elif wait_ms + runs_ms[0] <= left_ms:
+        elif best_ms <= left_ms:
             why = f"queue: {workers.busy:.0%} of the threads are busy, and this request has more time than others"
         else:
-            best, needed = variant_id(usable[0]), rounded(wait_ms + runs_ms[0])
-            why = f"deadline: {best} would take {needed} ms of the {left_ms:.0f} left"
+            why = f"deadline: {variant_id(usable[0])} would take {rounded(best_ms)} ms of the {left_ms:.0f} left"
         return VariantChoice(device_model, variant_id(device_model), why, shed_reason)
 
     def describe(self) -> dict[str, Any]:

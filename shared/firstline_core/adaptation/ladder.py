@@ -89,7 +89,7 @@ class EnergyPrices(Struct, frozen=True):
 def choose_rung(
     runs_ms: Sequence[float],
     busy: float,
-    wait_ms: float,
+    waits_ms: Sequence[float],
     left_ms: float,
     link_ms: float = math.inf,
     *,
@@ -104,16 +104,16 @@ def choose_rung(
     Args:
         runs_ms: by rung: time of the request.
         busy: share (0 to 1) of the model threads that are busy.
-        wait_ms: queueing time.
+        waits_ms: by rung: queueing time.
         left_ms: time until the deadline, without the reserve for writing the answer.
         link_ms: time within which the full model mostly answers; infinite if it is not asked or this is unknown.
         prices: energies of the same rungs; None if one of them is unknown.
 
     Returns:
-        The rung; the fastest if none meets the deadline.
+        The rung; the one that finishes first if none meets the deadline.
     """
     last = len(runs_ms) - 1
-    done_ms = [wait_ms + run_ms for run_ms in runs_ms]
+    done_ms = [wait_ms + run_ms for wait_ms, run_ms in zip(waits_ms, runs_ms, strict=True)]
     with_link = [rung for rung in range(last + 1) if done_ms[rung] + link_ms <= left_ms]
     if prices is not None and with_link:
         return min(with_link, key=lambda rung: prices.expected_mj(rung, link_ms, left_ms - done_ms[rung]))
@@ -125,4 +125,4 @@ def choose_rung(
     for rung in chain(range(first, last + 1), range(first)):
         if done_ms[rung] <= left_ms:
             return rung
-    return min(range(last + 1), key=runs_ms.__getitem__)
+    return min(range(last + 1), key=done_ms.__getitem__)

@@ -249,7 +249,7 @@ def test_the_ladder_has_only_useful_rungs() -> None:
     ],
 )
 def test_the_best_variant_in_time_is_chosen(busy: float, left_ms: float, link_ms: float, rung: int) -> None:
-    assert choose_rung([60, 30, 5], busy, 0.0, left_ms, link_ms) == rung
+    assert choose_rung([60, 30, 5], busy, [0, 0, 0], left_ms, link_ms) == rung
 
 
 # Answers take 15, 8 and 6 mJ, where escalation is cheap.
@@ -270,12 +270,17 @@ THRIFTY = EnergyPrices((15.0, 6.0, 2.0), (0.0, 0.2, 0.4), 10.0)
 )
 def test_the_variant_with_the_least_energy_is_chosen(left_ms: float, link_ms: float, rung: int) -> None:
     for busy in (0.0, 0.9):
-        assert choose_rung([60, 30, 5], busy, 0.0, left_ms, link_ms, prices=THRIFTY) == rung
+        assert choose_rung([60, 30, 5], busy, [0, 0, 0], left_ms, link_ms, prices=THRIFTY) == rung
+
+
+def test_a_rung_that_need_not_wait_meets_the_deadline() -> None:
+    assert choose_rung([60, 30, 0.5], 1.0, [100, 100, 0], 80) == 2
+    assert choose_rung([60, 30, 40], 1.0, [100, 100, 0], 20) == 2  # the first that is done
 
 
 def test_expected_energy_includes_escalations() -> None:
     dear = EnergyPrices((18.0, 6.0, 2.0), (0.0, 0.2, 0.4), 100.0)
-    assert choose_rung([60, 30, 5], 0.0, 0.0, 500, 10, prices=dear) == 0
+    assert choose_rung([60, 30, 5], 0.0, [0, 0, 0], 500, 10, prices=dear) == 0
     assert dear.expected_mj(1, 0.0, 100.0) == 26.0 and dear.expected_mj(1, 50.0, 100.0) == 46.0
     assert dear.expected_mj(1, 100.0, 100.0) == dear.expected_mj(1, 0.0, 0.0) == math.inf
     assert dear.expected_mj(0, 100.0, 100.0) == 18.0
@@ -291,4 +296,4 @@ def test_expected_energy_includes_escalations() -> None:
     ],
 )
 def test_a_patient_request_gives_way_on_a_slow_link(busy: float, left_ms: float, link_ms: float, rung: int) -> None:
-    assert choose_rung([60, 30, 5], busy, 0.0, left_ms, link_ms) == rung
+    assert choose_rung([60, 30, 5], busy, [0, 0, 0], left_ms, link_ms) == rung

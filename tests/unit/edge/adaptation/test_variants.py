@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -177,6 +178,22 @@ async def test_a_short_deadline_takes_the_best_variant_in_time(device: Device) -
     story = device.story(response.answer.request_id)
     assert "variant medium, not a better one (deadline: large would take" in story
     assert await device.variant((6.0, 0.0), deadline_s=clock.monotonic_s() + 60) == "large"
+
+
+async def test_a_variant_that_need_not_wait_is_in_time(device: Device) -> None:
+    """Only the best variant runs in a thread, and all threads are busy for longer than the request may take."""
+    clock, edge, ends = device.agent._clock, device.variants.loaded[0].edge, threading.Event()
+    edge.pace.factor = 10 / edge.row_ms
+    busy = [asyncio.create_task(edge.workers.run(ends.wait, 60.0, expected_s=60.0)) for _ in range(8)]
+    try:
+        await until(lambda: edge.workers.busy == 1)
+        response = await device.asks(SURE, deadline_s=clock.monotonic_s() + 5)
+        assert "variant medium, not a better one (deadline: large would take" in device.story(
+            response.answer.request_id
+        )
+    finally:
+        ends.set()
+        await asyncio.gather(*busy)
 
 
 async def test_cache_entries_belong_to_one_variant(device: Device) -> None:
