@@ -378,6 +378,7 @@ class ContractMonitor:
                     connection, one, self.settings, service_s=self.service.now_s(), now_s=self.clock.wall_s()
                 ),
                 partial(self._note, one),
+                key=records.text_of(min(one.losses)) if one.losses else "",
             )
         except CapacityError as error:
             self._room.release()

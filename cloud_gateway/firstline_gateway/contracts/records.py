@@ -194,7 +194,10 @@ def add_audit(
         share = Contribution(device, 1, int(lost), pool.last_s, service_s)
         row = {"pool": text_of(pool.key), **share._asdict()}
         upsert(connection, CONTRIBUTIONS, row, summed=("audits", "disagreements"))
-    connection.execute(sa.delete(AUDITS).where(AUDITS.c.service_s < service_s - DAY_S))
+    # Another replica may be deleting the same audits, and waits for a pool that is locked here.
+    old = sa.select(AUDITS.c.device, AUDITS.c.request_id).where(AUDITS.c.service_s < service_s - DAY_S)
+    ids = sa.tuple_(AUDITS.c.device, AUDITS.c.request_id)
+    connection.execute(sa.delete(AUDITS).where(ids.in_(old.with_for_update(skip_locked=True))))
     return True
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
@@ -14,6 +15,7 @@ from structlog.stdlib import BoundLogger
 from firstline_core.errors import CapacityError, FirstlineError, NotReadyError
 
 _GROUP_LIMIT = 256
+_GROUP_LIMIT_S = 0.5  # other processes wait for the rows that a transaction has locked
 _WAITING_LIMIT = 4096
 _RETRY_AFTER_S = 1.0
 
@@ -35,7 +37,7 @@ class GroupWriter(Generic[Transaction]):
     """Runs operations in the order of submission, those of a group in the order of their keys first.
 
     The future of each is done once its group is durable. Two processes that write the same rows in the order of keys
-    cannot wait for each other.
+    cannot wait for each other. A slow group is divided into several transactions.
 
     An operation may run twice: if one operation of a group raises, the whole group is undone and each operation is
     tried alone. So an operation must have no effect outside the database. An operation that refuses without having
@@ -161,15 +163,27 @@ class GroupWriter(Generic[Transaction]):
             return []
         try:
             with self._begin() as transaction:
-                results = [work.operation(transaction) for work in group]
+                results = self._results(transaction, group)
         except Exception as error:  # noqa: BLE001 (the outermost loop of a thread that must never end)
             if len(group) > 1 and not self._is_unavailable(error):
                 return [outcome for work in group for outcome in self._commit([work])]
             self._note(error)
             return [(work, error) for work in group]
-        if any(work.writes for work in group):
+        done, later = group[: len(results)], group[len(results) :]
+        if any(work.writes for work in done):
             self._note(None)
-        return [(work, self._finish(work, result)) for work, result in zip(group, results, strict=True)]
+        outcomes = [(work, self._finish(work, result)) for work, result in zip(done, results, strict=True)]
+        return outcomes + self._commit(later)
+
+    def _results(self, transaction: Transaction, group: list[_Work]) -> list[Any]:
+        """Returns the results of the first operations of a group, as many as fit into the time of a transaction."""
+        results = list[Any]()
+        ends_s = time.monotonic() + _GROUP_LIMIT_S
+        for work in group:
+            results.append(work.operation(transaction))
+            if time.monotonic() >= ends_s:
+                break
+        return results
 
     def _finish(self, work: _Work, result: Any) -> Any:
         if isinstance(result, FirstlineError):

@@ -1,7 +1,9 @@
 """The group-commit writer: shared commits, failures that stay alone, and an end that answers everyone."""
 
+import itertools
 import sqlite3
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
@@ -88,6 +90,16 @@ def test_operations_share_a_commit(store: Store, writer: Writer) -> None:
         done = [writer.submit(lambda connection, key=key: insert(connection, f"{key:02}")) for key in range(40)]
     assert [one.result(10) for one in done] == [1] * 40
     assert (len(store.keys()), store.commits) == (40, 2)
+
+
+def test_a_slow_group_takes_several_commits(store: Store, writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process waits only for as long as one of them for a row that they have in common."""
+    seconds = itertools.count()
+    monkeypatch.setattr(time, "monotonic", lambda: next(seconds) / 4)  # an operation takes a quarter of a second
+    with one_group(writer):
+        done = [writer.submit(lambda connection, key=key: insert(connection, f"{key:03}")) for key in range(255)]
+    assert [one.result() for one in done] == [1] * 255
+    assert (len(store.keys()), store.commits) == (255, 1 + 128)
 
 
 def test_a_group_is_written_in_the_order_of_keys(writer: Writer) -> None:

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from sqlalchemy import Connection, text, update
+from sqlalchemy import Connection, delete, text, update
 from support.audits import (
     EVENTS,
     THRESHOLD,
@@ -40,7 +40,7 @@ from firstline_core.units import DAY_S, HOUR_S
 from firstline_gateway import audit_log
 from firstline_gateway.contracts import monitor
 from firstline_gateway.contracts.monitor import ActiveDevices, ContractMonitor
-from firstline_gateway.contracts.records import POOLS, Contribution, Skipped
+from firstline_gateway.contracts.records import AUDITS, POOLS, Contribution, Skipped
 from firstline_gateway.fleet import alarms
 from firstline_gateway.fleet.fleet import Fleet
 from firstline_gateway.models.folder import ModelsFolder
@@ -772,6 +772,31 @@ def test_replicas_that_count_at_once_lose_no_audit(make_bench: MakeBench) -> Non
     for bench in replicas:
         bench.monitor.refresh().result()
         assert sorted(pool.state.audits for pool in bench.monitor.pools()) == [40, 40]
+
+
+def test_replicas_lock_pools_in_one_order(bench: Bench) -> None:
+    served, held, gate = bench.served(), threading.Event(), threading.Event()
+    bench.opened.store.submit(lambda _: (held.set(), gate.wait(20)))
+    assert held.wait(20)
+    for variant in (1, 0, 1, 0):
+        request = request_from(f"cam{variant}", note_of(served, variant))
+        bench.monitor.answered(request, served, THREE)
+    gate.set()
+    bench.monitor.settled().result()
+    with bench.opened.database.reading() as connection:
+        counted = connection.execute(text("SELECT device FROM contract_audits ORDER BY rowid")).scalars().all()
+    assert counted in (["cam0"] * 2 + ["cam1"] * 2, ["cam1"] * 2 + ["cam0"] * 2)
+
+
+@pytest.mark.parametrize("store_settings", [POSTGRESQL], indirect=True)
+def test_old_audits_that_another_replica_deletes_are_skipped(bench: Bench) -> None:
+    bench.audit("cam")
+    with bench.opened.database.begin() as connection:
+        connection.execute(update(AUDITS).values(service_s=-2 * DAY_S))
+    with bench.opened.database.begin() as connection:
+        connection.execute(delete(AUDITS).where(AUDITS.c.service_s < 0))
+        bench.audit("yard")
+    assert bench.counted() == 2 and bench.skipped(Skipped.DISK) == 0
 
 
 def test_audits_after_closing_are_not_counted(bench: Bench) -> None:
