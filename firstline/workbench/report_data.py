@@ -213,7 +213,9 @@ def report_data(measured: Measured, edge: EdgeRun, quality: Quality) -> ReportDa
     manifest, answers, full, truth = measured.manifest, edge.answers, measured.full, measured.truth
     task, rule, rows, accepted = manifest.task, manifest.policy.score, len(measured.sizes), edge.accepted
     models = [answers.outputs, *([full.outputs] if full is not None else [])]
-    right = [] if truth is None else [1 - task.truth_loss(outputs, truth).astype(np.float64) for outputs in models]
+    right = list[NDArray[np.float64]]()
+    if truth is not None and task.judges_rows:
+        right = [1 - task.truth_loss(outputs, truth).astype(np.float64) for outputs in models]
     both = (right[0], right[1]) if len(right) == 2 else None
     losses = np.zeros(0) if full is None else task.loss(answers.outputs, full.outputs).astype(np.float64)
     lost = is_lost(losses) if full is not None else np.zeros(0, np.bool_)

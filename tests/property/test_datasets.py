@@ -130,4 +130,4 @@ def test_damaged_mask_is_read_or_refused(data: st.DataObject) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "a.png"
         path.write_bytes(data.draw(damaged(encode(np.zeros((4, 4), np.uint8)))))
-        _only_config_errors(lambda: read_mask(path, (3, 3), 2))
+        _only_config_errors(lambda: read_mask(path, (4, 4), (3, 3), 2))

@@ -40,6 +40,7 @@ from firstline_core.storage.structs import fault_of
 from firstline_core.tasks.anomaly import SEQUENCE, TIME
 from firstline_core.tasks.arrays import LABEL, UNLABELLED
 from firstline_core.tasks.base import Task
+from firstline_core.tasks.embedding import Embedding
 from firstline_core.tasks.regression import Regression
 from firstline_core.telemetry.wording import counted
 from firstline_core.types import DATATYPES, Array, Arrays, Tensor, TensorSpec, object_array
@@ -167,7 +168,7 @@ class Dataset:
         if first.name == MASK:
             return self._masks(first, task)
         if first.name == LABEL and first.datatype == "INT64":
-            labels = self._labels(task.labels, inputs)
+            labels = self._labels(task, inputs) if task.labels else self._classes()
             names = {spec.name for spec in task.truth}
             return (
                 None
@@ -256,10 +257,12 @@ class Dataset:
         lacks = f"has no column '{spec.name}', which is an input of the bundle"
         return f"{self.table.path} {lacks}; rename the column that holds it (there are {has})."
 
-    def _labels(self, labels: Sequence[str], inputs: Sequence[InputSpec]) -> Array | None:
+    def _labels(self, task: Task, inputs: Sequence[InputSpec]) -> Array | None:
         """Returns the label of each sample; `UNLABELLED` where the data says -1 or nothing."""
+        labels = task.labels
+        unique = () if isinstance(task, Embedding) else labels  # rows of a gallery with one label are one class
         if self.table is None:
-            return self._folder_labels(labels)
+            return self._folder_labels(labels, unique)
         named = self._has_truth("name", inputs)
         if not (self._has(self.label_column) or named):
             return None
@@ -272,11 +275,11 @@ class Dataset:
             if cells is None:
                 if name and name not in positions:
                     raise ConfigError(f"{where} names the class '{name}', which is not one of the bundle's labels.")
-                _refuse_shared(name, labels, where)
+                _refuse_shared(name, unique, where)
                 found[position] = positions[name] if name else UNLABELLED
                 continue
             cell = _text(cells[sample.row])
-            _refuse_shared(cell, labels, where)
+            _refuse_shared(cell, unique, where)
             advice = "" if name in positions else "add a column 'name' with the names"
             found[position] = label = _label_of(cell, positions, len(labels), where, advice)
             expected = positions.get(name, label)
@@ -287,10 +290,24 @@ class Dataset:
                 )
         return found
 
-    def _folder_labels(self, labels: Sequence[str]) -> Array | None:
-        """Returns the labels of files that are all in folders named by labels, otherwise None."""
+    def _classes(self) -> Array | None:
+        """Returns a number for each different label of the data, for tasks without labels of their own."""
+        if not self._has(self.label_column):
+            return None
+        cells = [_text(self._column(self.label_column)[sample.row]) for sample in self.samples]
+        numbers = {cell: number for number, cell in enumerate(dict.fromkeys(cells))}
+        numbers |= dict.fromkeys(("", str(UNLABELLED), "nan"), UNLABELLED)
+        return np.array([numbers[cell] for cell in cells], np.int64)
+
+    def _folder_labels(self, labels: Sequence[str], unique: Sequence[str]) -> Array | None:
+        """Returns the labels of files that are all in folders named by labels, otherwise None.
+
+        Args:
+            labels: of the task.
+            unique: those that may name a file only if they occur once.
+        """
         folders = [PurePosixPath(sample.file).parent.name for sample in self.samples]
-        if any(list(labels).count(folder) != 1 for folder in set(folders)):
+        if any(folder not in labels or list(unique).count(folder) > 1 for folder in set(folders)):
             return None
         return np.array([list(labels).index(folder) for folder in folders], np.int64)
 
@@ -318,10 +335,9 @@ class Dataset:
             yolo_file(folder, sample.file).is_file() for sample in self.samples
         ):
             return None
-        sizes = (self._size(sample, content) for sample, content in zip(self.samples, self.contents(), strict=True))
         return joined(
             read_yolo_boxes(yolo_file(folder, sample.file), size, len(task.labels))
-            for sample, size in zip(self.samples, sizes, strict=True)
+            for sample, size in zip(self.samples, self._sizes(), strict=True)
         )
 
     def _masks(self, spec: TensorSpec, task: Task) -> Arrays | None:
@@ -329,8 +345,11 @@ class Dataset:
         if not folder.is_dir():
             return None
         height, width = spec.shape[1:3]
-        files = [mask_file(folder, sample.file) for sample in self.samples]
-        return {MASK: np.stack([read_mask(file, (width, height), len(task.labels)) for file in files])}
+        masks = [
+            read_mask(mask_file(folder, sample.file), image, (width, height), len(task.labels))
+            for sample, image in zip(self.samples, self._sizes(), strict=True)
+        ]
+        return {MASK: np.stack(masks)}
 
     def _order(self, names: Collection[str]) -> dict[str, Array]:
         """Returns the seconds and the number of the cluster of each sample, as far as the data has them."""
@@ -342,11 +361,13 @@ class Dataset:
             found[SEQUENCE] = np.unique(np.array(self.clusters), return_inverse=True)[1].astype(np.int64)
         return found
 
-    def _size(self, sample: Sample, content: bytes) -> tuple[int, int]:
-        try:
-            return read_header(content, self.place_of(sample)).upright_size
-        except RequestError as error:
-            raise ConfigError(error.message) from error
+    def _sizes(self) -> Iterator[tuple[int, int]]:
+        """Yields width and height of each sample's upright image, in pixels."""
+        for sample, content in zip(self.samples, self.contents(), strict=True):
+            try:
+                yield read_header(content, self.place_of(sample)).upright_size
+            except RequestError as error:
+                raise ConfigError(error.message) from error
 
     def _has_truth(self, column: str, inputs: Sequence[InputSpec]) -> bool:
         return self._has(column) and column not in {spec.name for spec in inputs}

@@ -110,7 +110,7 @@ def _anomalies(
             raise ConfigError(f"The data has no anomaly by {against}, so the {role} model gets no operating score.")
         spread = float(np.quantile(scores, 0.75) - np.quantile(scores, 0.25)) or abs(value) or 1.0
         why = f"operating score {value:.6g}, anomalies are {side} it: F1 {f1:.2f} against {against}"
-        chosen[role] = reading = models[role].noted(why, threshold=f"{value:.6g}:{side}:scale={spread:.6g}")
+        chosen[role] = reading = models[role].noted(why, threshold=f"{value!r}:{side}:scale={spread:.6g}")
         decided.append(f"{role}: {why}.")
         if role == FULL:
             reference, against = trials[FULL].outputs(reading)[ANOMALOUS], "the full model"

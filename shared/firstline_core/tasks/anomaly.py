@@ -185,6 +185,8 @@ class Anomaly(ConfiguredTask, frozen=True, tag="anomaly"):
         known = some_labelled(truth, "The F1 score")
         said, true = outputs[ANOMALOUS][known], truth[LABEL][known] == 1
         sequence = truth[SEQUENCE][known] if SEQUENCE in truth else np.zeros(len(said), np.int64)
+        order = np.argsort(sequence, kind="stable")  # rows of several sequences may alternate
+        said, true, sequence = said[order], true[order], sequence[order]
         right = float((said & true).sum())
         figures = {
             "f1": 2 * right / max(float(said.sum() + true.sum()), 1.0),
@@ -197,7 +199,7 @@ class Anomaly(ConfiguredTask, frozen=True, tag="anomaly"):
         delays = [first - start for start, first in starts]
         figures["delay_rows"] = float(np.mean(delays)) if delays else float("nan")
         if TIME in truth and np.isfinite(truth[TIME][known]).all():
-            time = truth[TIME][known]
+            time = truth[TIME][known][order]
             waits = [time[first] - time[start] for start, first in starts]
             figures["delay_s"] = float(np.mean(waits)) if waits else float("nan")
             seconds = sum(time[end - 1] - time[start] for start, end in _runs(np.ones(len(said), np.bool_), sequence))

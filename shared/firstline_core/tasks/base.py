@@ -259,6 +259,11 @@ class Task:
         outputs, evidence = ({spec.name: zeros(spec, 1) for spec in specs} for specs in (self.outputs, self.evidence))
         return int(self.features(outputs, evidence).shape[1])
 
+    @property
+    def judges_rows(self) -> bool:
+        """Returns whether the label of a row says how right the answer to it is, see `truth_loss`."""
+        return True
+
     def declared(self, *, rounded: bool, cut: bool) -> DeclaredOutputs:
         """Returns the declaration of one model's outputs; by default, those of all models satisfy the same.
 

@@ -88,6 +88,11 @@ class Embedding(ConfiguredTask, frozen=True, tag="embedding"):
         names = self.event_labels or tuple(dict.fromkeys(self.labels))
         return names if len(names) <= _GROUPS_AT_MOST else ()
 
+    @property
+    def judges_rows(self) -> bool:
+        """Returns whether there is a gallery: without one, labels tell only which rows belong together."""
+        return bool(self.labels)
+
     def fault(self, outputs: Arrays) -> str:
         if (problem := not_finite({EMBEDDING: outputs[EMBEDDING]})) or not self.labels:
             return problem
@@ -239,7 +244,7 @@ class Embedding(ConfiguredTask, frozen=True, tag="embedding"):
         Raises:
             ConfigError: there is no gallery.
         """
-        if not self.labels:
+        if not self.judges_rows:
             raise ConfigError("Embeddings without a gallery have no right or wrong answer to one row; see recall_at_1.")
         known = truth[LABEL] != UNLABELLED
         true = self._label_numbers()[np.where(known, truth[LABEL], 0)]

@@ -71,6 +71,10 @@ def test_figures_of_rows_and_events() -> None:
         "delay_s",
         "false_alarms_per_day",
     }
+    alternating = np.array([0, 10, 1, 11, *range(2, 10)])  # sensors whose readings are in one order of time
+    assert TASK.summary(
+        decisions(*np.array(said)[alternating]), {}, {name: array[alternating] for name, array in truth.items()}
+    ) == pytest.approx(found)
     assert TASK.truth_loss(decisions(*said), truth).tolist() == [float(a != b) for a, b in zip(true, said, strict=True)]
     assert "delay_rows" not in TASK.summary(decisions(0, 0), {}, {"label": np.array([0, 1])})
     with pytest.raises(ConfigError, match="the data has none"):

@@ -462,12 +462,14 @@ def test_models_of_numbers_get_their_tolerance_from_labels(tmp_path: Path) -> No
     assert "needs an edge model that gives the error" in _run(*arguments, "--tolerance", "5%", "--force", code=2).stderr
 
 
-def test_anomaly_models_get_their_operating_scores_from_labels(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mean", [0, 3e5])
+def test_anomaly_models_get_their_operating_scores_from_labels(tmp_path: Path, mean: float) -> None:
     linear_model(tmp_path / "model.onnx", pixels=3, classes=1)
     weights = np.random.default_rng(0).standard_normal((3, 1)).astype(np.float32)
     rows = np.random.default_rng(1).normal(size=(300, 3))
     anomalous = ((rows @ weights)[:, 0] < -1).astype(int)
-    lines = [json.dumps({"image": row, "label": int(one)}) for row, one in zip(rows.tolist(), anomalous, strict=True)]
+    read = (rows + mean).tolist()
+    lines = [json.dumps({"image": row, "label": int(one)}) for row, one in zip(read, anomalous, strict=True)]
     (tmp_path / "rows.jsonl").write_text("\n".join(lines))
     model, out = tmp_path / "model.onnx", tmp_path / "out"
     found = _json("--edge", model, "--full", model, "--data", tmp_path / "rows.jsonl", "--out", out)

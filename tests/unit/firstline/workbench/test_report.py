@@ -5,18 +5,24 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 from support.cli import run
 
-from bench.support.bundles import with_certificate
+from bench.support.bundles import model as model_of
+from bench.support.bundles import with_certificate, write_manifest
+from bench.support.onnx_models import linear
 from firstline.workbench.data.dataset import open_dataset
 from firstline.workbench.evaluate import EdgeRun, Measured, figures, measure
+from firstline.workbench.quality import require_fitting_labels
 from firstline.workbench.report import certificate_sentence, html, section, write_report
 from firstline.workbench.report_data import report_data
-from firstline_core.bundle.manifest import Model
+from firstline_core.bundle.manifest import Model, Policy, Score
 from firstline_core.bundle.store import open_bundle
 from firstline_core.errors import ConfigError
+from firstline_core.processing.steps import InputSpec
 from firstline_core.routing.policy import auroc
+from firstline_core.tasks.embedding import Embedding
 
 _DIGITS = Path(__file__).parents[4] / "models/digits"
 _COMMAND = ("evaluate", _DIGITS / "bundle", "--data", _DIGITS / "heldout")
@@ -91,3 +97,24 @@ def _with_model(edge: EdgeRun, model: Model) -> EdgeRun:
 
 def _replaced(instance: Any, **fields: Any) -> Any:
     return replace(instance, **fields)
+
+
+def test_embeddings_without_a_gallery_have_no_right_rows(tmp_path: Path) -> None:
+    edge = model_of(linear(tmp_path / "m.onnx", np.eye(2, dtype=np.float32)), tmp_path, id="edge")
+    task = Embedding(2, tolerance=0.1)
+    bundle = write_manifest(
+        tmp_path,
+        [edge],
+        (),
+        task=task,
+        full=msgspec.structs.replace(edge, id="full"),
+        policy=Policy(Score("norm"), 0.0),
+        inputs=(InputSpec("x", "FP32", (-1, 2)),),
+    )
+    (tmp_path / "rows.csv").write_text(
+        'x,label\n"[1, 0]",ann\n"[2, 0]",ann\n"[0, 1]",bob\n"[1, 9]",bob\n"[1, 8]",eve\n'
+    )
+    measured = measure(bundle, open_dataset(tmp_path / "rows.csv"))
+    assert figures(measured).variants[0].edge.quality == {"recall_at_1": 0.75}
+    assert report_data(measured, measured.edges[0], {}).edge is None
+    require_fitting_labels(task, measured.edges[0].answers.outputs, measured.truth or {})

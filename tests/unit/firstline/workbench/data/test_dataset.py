@@ -10,6 +10,7 @@ from firstline_core.processing.steps import InputSpec
 from firstline_core.tasks.anomaly import Anomaly
 from firstline_core.tasks.arrays import LABEL
 from firstline_core.tasks.classification import Classification
+from firstline_core.tasks.embedding import Embedding
 
 IMAGE = (InputSpec("image", "BYTES", (-1,), "image"),)
 TEN = Classification(tuple(f"class {number}" for number in range(10)))
@@ -179,6 +180,22 @@ def test_name_of_several_labels_is_refused(tmp_path: Path, column: str, independ
     found = open_dataset(_folder(tmp_path, f"file,{column}\na.png,heron\nb.png,crane\n", {}))
     with pytest.raises(ConfigError, match=r"labels\.csv:3 names the class 'crane', and 2 labels have this name"):
         found.truth(birds)
+
+
+def test_rows_of_a_gallery_share_labels(tmp_path: Path) -> None:
+    shapes = Embedding(size=4, labels=("rising", "hump", "hump"))
+    found = open_dataset(_folder(tmp_path, "file,label\na.png,hump\nb.png,rising\nc.png,1\nd.png,\n", {}))
+    labels = found.required_truth(shapes)[LABEL].tolist()
+    assert [shapes.labels[label] if label >= 0 else "" for label in labels] == ["hump", "rising", "hump", ""]
+    (tmp_path / "shapes/hump").mkdir(parents=True)
+    (tmp_path / "shapes/hump/1.png").write_bytes(b"")
+    labels = open_dataset(tmp_path / "shapes").required_truth(shapes)[LABEL].tolist()
+    assert [shapes.labels[label] for label in labels] == ["hump"]
+
+
+def test_labels_without_a_gallery_are_those_of_the_data(tmp_path: Path) -> None:
+    found = open_dataset(_folder(tmp_path, "file,label\na.png,ann\nb.png,bob\nc.png,-1\nd.png,ann\ne.png,\n", {}))
+    assert found.required_truth(Embedding(size=4, tolerance=0.1))[LABEL].tolist() == [0, 1, -1, 0, -1]
 
 
 def test_column_of_names_alone_labels_the_data(tmp_path: Path) -> None:

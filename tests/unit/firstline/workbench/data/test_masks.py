@@ -1,3 +1,5 @@
+import struct
+import zlib
 from io import BytesIO
 from pathlib import Path
 
@@ -18,7 +20,7 @@ def _png(image: Image.Image) -> bytes:
 def test_mask_is_fitted_to_the_nearest_pixel(tmp_path: Path) -> None:
     classes = np.array([[0, 1], [2, 255]], np.uint8)
     (tmp_path / "a.png").write_bytes(_png(Image.fromarray(classes)))
-    assert read_mask(tmp_path / "a.png", (6, 4), 3).tolist() == [
+    assert read_mask(tmp_path / "a.png", (200, 201), (6, 4), 3).tolist() == [
         [0, 0, 1, 1, 255, 255],
         [0, 0, 1, 1, 255, 255],
         [2, 2, 255, 255, 255, 255],
@@ -27,11 +29,21 @@ def test_mask_is_fitted_to_the_nearest_pixel(tmp_path: Path) -> None:
     palette = Image.fromarray(classes, "P")
     palette.putpalette([200] * 768)
     (tmp_path / "p.png").write_bytes(_png(palette))
-    assert read_mask(tmp_path / "p.png", (2, 2), 3).tolist() == classes.tolist()
+    assert read_mask(tmp_path / "p.png", (2, 2), (2, 2), 3).tolist() == classes.tolist()
 
 
 def test_absent_mask_is_ignored(tmp_path: Path) -> None:
-    assert read_mask(tmp_path / "none.png", (2, 1), 3).tolist() == [[255, 255]]
+    assert read_mask(tmp_path / "none.png", (9, 4), (2, 1), 3).tolist() == [[255, 255]]
+
+
+def _of_four_bits() -> bytes:
+    """Returns a greyscale PNG of 2x1 pixels of class 1, which Pillow does not write."""
+    head = struct.pack(">IIBBBBB", 2, 1, 4, 0, 0, 0, 0)
+    chunks = ((b"IHDR", head), (b"IDAT", zlib.compress(b"\x00\x11")), (b"IEND", b""))
+    parts = [
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in chunks
+    ]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
 
 
 @pytest.mark.parametrize(
@@ -41,9 +53,11 @@ def test_absent_mask_is_ignored(tmp_path: Path) -> None:
         (_png(Image.new("L", (2, 2), 7)), "has the class 7; the bundle has 0 to 2, and 255 is ignored"),
         (_png(Image.new("L", (2, 2)))[:45], "m.png"),
         (b"no image", "m.png"),
+        (_of_four_bits(), "has greyscale of 4 bits; save it with eight bits"),
+        (_png(Image.new("L", (4, 2))), "has 4x2 pixels, but its upright image 2x2; save a mask of the image's size"),
     ],
 )
 def test_wrong_mask_is_named(tmp_path: Path, content: bytes, says: str) -> None:
     (tmp_path / "m.png").write_bytes(content)
     with pytest.raises(ConfigError, match=says):
-        read_mask(tmp_path / "m.png", (2, 2), 3)
+        read_mask(tmp_path / "m.png", (2, 2), (2, 2), 3)
