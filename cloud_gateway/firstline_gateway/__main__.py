@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import argparse
 import gc
-import signal
 import sys
 from collections.abc import Callable, Sequence
-from types import FrameType
+from functools import partial
 
-from firstline_core.command_line import EXIT_INTERRUPTED, Parser, interruptible, run_with_output
-from firstline_core.errors import ConfigError, FirstlineError, missing_package
+from firstline_core.command_line import Parser, run_program, run_with_output
 from firstline_gateway import __version__
 
 
@@ -23,19 +21,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         0 if all is well; 1 if not; 2 if the configuration or the command line is wrong.
     """
-    if (sys.argv[1:] if argv is None else argv)[:1] == ["run"]:
-        signal.signal(signal.SIGHUP, _ignore)  # until the server takes over: a start reads the latest configuration
-    try:
-        with interruptible():
-            return _run(argv)
-    except ModuleNotFoundError as error:
-        _report(missing_package(error, "firstline-gateway", "gateway").message)
-        return 2
-    except FirstlineError as error:
-        _report(error.message)
-        return 2 if isinstance(error, ConfigError) else 1
-    except KeyboardInterrupt:
-        return EXIT_INTERRUPTED
+    serves = (sys.argv[1:] if argv is None else argv)[:1] == ["run"]
+    return run_program(partial(_run, argv), _report, name="firstline-gateway", extra="gateway", serves=serves)
 
 
 def _run(argv: Sequence[str] | None) -> int:
@@ -71,10 +58,6 @@ def parser() -> Parser:
 def _report(sentence: str) -> None:
     """Writes the reason of a failure to stderr."""
     print(f"firstline-gateway: {sentence}", file=sys.stderr)  # noqa: T201
-
-
-def _ignore(_number: int, _frame: FrameType | None) -> None:
-    """Ignores a signal in this process only: started programs do not inherit a handler, as they would `SIG_IGN`."""
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from itertools import takewhile
 from types import FrameType
 from typing import Any, NoReturn, TextIO, TypeAlias
 
-from firstline_core.errors import did_you_mean
+from firstline_core.errors import ConfigError, FirstlineError, did_you_mean, missing_package
 
 Commands: TypeAlias = "argparse._SubParsersAction[Parser]"
 """The place of the commands of a program, or of a noun."""
@@ -27,6 +27,7 @@ _CHOICES = re.compile(r"(.*invalid choice: '([^']*)') \(choose from (.*)\)", re.
 _NUMBER = re.compile(r"(.*)invalid (int|float) value: (.*)", re.DOTALL)
 _REQUIRED = re.compile(r"the following arguments are required: (.*)|one of the arguments (.*) is required", re.DOTALL)
 _VALUELESS = re.compile(r"argument (.*): expected (?:one|at least one) argument")
+EXIT_FAILED, EXIT_USAGE = 1, 2
 EXIT_INTERRUPTED = 128 + signal.SIGINT
 _IMPORTING = "<frozen importlib._bootstrap>"
 """Python's name for the file of its import system."""
@@ -133,6 +134,38 @@ def end_now(code: int) -> NoReturn:
     sys.stdout.flush()
     logging.shutdown()  # writes the last lines
     os._exit(code)
+
+
+def run_program(run: Callable[[], int], report: Callable[[str], object], *, name: str, extra: str, serves: bool) -> int:
+    """Runs a command of the agent or of the gateway, and reports its failure in one sentence.
+
+    Args:
+        run: the command; returns its exit code.
+        report: gets the sentence.
+        name: of the command as it is typed, for the error about a package that is not installed.
+        extra: of the distribution, which installs the packages of the program.
+        serves: whether the command is a server: a signal ends its start at once, with exit code 0.
+
+    Returns:
+        The exit code: after a failure 1, or 2 if the command line, the configuration or the installation is wrong.
+    """
+    if serves:
+        signal.signal(signal.SIGHUP, _ignore)  # until the server takes over: a start reads the latest configuration
+    try:
+        with ended_by_signals() if serves else interruptible():
+            return run()
+    except ModuleNotFoundError as error:
+        report(missing_package(error, name, extra).message)
+        return EXIT_USAGE
+    except FirstlineError as error:
+        report(error.message)
+        return EXIT_USAGE if isinstance(error, ConfigError) else EXIT_FAILED
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+
+
+def _ignore(_number: int, _frame: FrameType | None) -> None:
+    """Ignores a signal in this process only: started programs do not inherit a handler, as they would `SIG_IGN`."""
 
 
 @contextmanager

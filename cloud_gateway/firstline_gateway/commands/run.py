@@ -8,7 +8,7 @@ import json
 import threading
 from functools import partial
 
-from firstline_core.command_line import Commands, announce, end_now, ended_by_signals
+from firstline_core.command_line import Commands, announce, end_now
 from firstline_gateway.commands.base import add_action, naming_sources, settings_of, show
 
 
@@ -23,11 +23,6 @@ def add_commands(commands: Commands) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    with ended_by_signals():
-        return _serve(arguments)
-
-
-def _serve(arguments: argparse.Namespace) -> int:
     gc.disable()  # nothing of an import is garbage, and searching for it takes a fifth of the start
     try:
         import uvloop
