@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import msgspec
 import typer
 
 from firstline.cli.command import Report, command, command_group
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from firstline.fleet import wording
     from firstline.fleet.client import Fleet, ListedDevice
     from firstline.workbench.data.tables import read_csv
-    from firstline_core.fleet.rest import FleetDevice, Tag
+    from firstline_core.fleet.rest import FleetDevice
     from firstline_core.hardware.catalogue import catalogue_lines
     from firstline_core.protocol.enrolment import Invitation
 
@@ -115,7 +114,7 @@ def tag(
     gateway: GatewayOptions,
 ) -> Report:
     """Set and remove tags of a device."""
-    changes = dict(_tag_change(text) for text in tags)
+    changes = dict(wording.tag_change(text) for text in tags)
     with gateway.fleet(name) as fleet:
         device = fleet.tag(name, changes)
     return Report(device, f"{device.name}: {wording.tags(device)}")
@@ -162,20 +161,6 @@ def _device_text(device: FleetDevice) -> Iterator[str]:
         yield f"profile of {profile.bundle}: {profile.state}{points}{message}"
     if reported.hardware is not None:
         yield from catalogue_lines(reported.hardware)
-
-
-def _tag_change(text: str) -> tuple[str, str | None]:
-    key, equals, value = text.partition("=")
-    if not equals:
-        key = key.removesuffix("-")
-    words = (key, value) if equals else (key,)
-    try:
-        msgspec.convert(words, tuple[Tag, ...])
-    except msgspec.ValidationError:
-        raise ConfigError(f"{text[:80]!a} is not a tag; write KEY=VALUE to set one, KEY- to take one away.") from None
-    if not equals and not text.endswith("-"):
-        raise ConfigError(f"{text[:80]!a} has no value; write KEY=VALUE to set a tag, KEY- to take one away.")
-    return key, value if equals else None
 
 
 def _names_in(file: Path) -> list[str]:

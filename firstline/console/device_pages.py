@@ -25,7 +25,7 @@ from firstline.console.page import (
 )
 from firstline.console.polling import Watch
 from firstline.fleet.client import Fleet
-from firstline_core.errors import RequestError
+from firstline_core.errors import ConfigError
 from firstline_core.fleet.audit_log import Entry
 from firstline_core.fleet.profiles import ProfileEntry, ProfileRequest
 from firstline_core.fleet.rest import ContractStates, FleetDevice, FleetDevicePage, Presence, Sort
@@ -107,7 +107,7 @@ class _BulkCommands:
     async def _tag(self) -> None:
         try:
             tags = view.tags_of(self._tags.value)
-        except RequestError as error:
+        except ConfigError as error:
             self._frame.say(error.message)
             return
         await self._each("tagged", lambda fleet, name: fleet.tag(name, tags))

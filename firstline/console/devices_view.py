@@ -21,7 +21,7 @@ from firstline.console.cells import (
 from firstline.console.overview_view import PRESENCES
 from firstline.fleet import wording
 from firstline.fleet.client import Fleet
-from firstline_core.errors import FirstlineError, RequestError
+from firstline_core.errors import ConfigError, FirstlineError, RequestError
 from firstline_core.fleet.profiles import ProfileEntry, ProfileRequest
 from firstline_core.fleet.rest import LATE_AFTER_S, ContractStates, FleetDevice, FleetDevicePage, Presence, Sort
 from firstline_core.fleet.telemetry import ModelCounts
@@ -97,19 +97,14 @@ def order_links(chosen: Chosen) -> list[tuple[str, str, bool]]:
 
 
 def tags_of(text: str) -> dict[str, str | None]:
-    """Reads typed tags: `site=kiel` sets one, `test-` removes one.
+    """Reads typed tags; see `wording.tag_change`.
 
     Raises:
-        RequestError: a word is neither.
+        ConfigError: there are none, or a word is not a tag.
     """
-    found: dict[str, str | None] = {}
-    for word in text.replace(",", " ").split():
-        key, equals, value = word.partition("=")
-        if not equals and not word.endswith("-"):
-            raise RequestError(f"{word[:80]!a} is not a tag; write KEY=VALUE to set one, and KEY- to remove one.")
-        found[key if equals else word.removesuffix("-")] = value if equals else None
+    found = dict(map(wording.tag_change, text.replace(",", " ").split()))
     if not found:
-        raise RequestError("Write the tags first, such as site=kiel test-.")
+        raise ConfigError("Write the tags first, such as site=kiel test-.")
     return found
 
 

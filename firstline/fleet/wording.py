@@ -1,10 +1,13 @@
-"""Texts for people: ages, the models that a device runs, and its desired models."""
+"""Texts for people: ages, the models that a device runs, and its desired models; and the tags that people type."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from firstline_core.fleet.rest import FleetDevice
+import msgspec
+
+from firstline_core.errors import ConfigError
+from firstline_core.fleet.rest import FleetDevice, Tag
 from firstline_core.telemetry.wording import rounded
 
 
@@ -47,3 +50,22 @@ def wanted(device: FleetDevice) -> str:
 def tags(device: FleetDevice) -> str:
     """Returns a device's tags as text."""
     return ",".join(f"{key}={value}" for key, value in sorted(device.tags.items())) or "no tags"
+
+
+def tag_change(text: str) -> tuple[str, str | None]:
+    """Reads a typed tag: `site=kiel` sets one, `test-` removes one; returns its key, and None to remove it.
+
+    Raises:
+        ConfigError: the text is neither.
+    """
+    key, equals, value = text.partition("=")
+    if not equals:
+        key = key.removesuffix("-")
+    words = (key, value) if equals else (key,)
+    try:
+        msgspec.convert(words, tuple[Tag, ...])
+    except msgspec.ValidationError:
+        raise ConfigError(f"{text[:80]!a} is not a tag; write KEY=VALUE to set one, KEY- to take one away.") from None
+    if not equals and not text.endswith("-"):
+        raise ConfigError(f"{text[:80]!a} has no value; write KEY=VALUE to set a tag, KEY- to take one away.")
+    return key, value if equals else None
