@@ -117,14 +117,15 @@ async def test_the_description_covers_every_address(gated: tuple[Gateway, GatedE
     served = {
         (route.path, method)
         for route in app.routes
-        if isinstance(route, Route) and route.path != "/openapi.json"
-        for method in (route.methods or set()) - {"HEAD"}
+        if isinstance(route, Route) and route.include_in_schema
+        for method in route.methods
     }
-    routed = {entry for entry in described if "infer" in entry[0]}
-    assert routed == served
+    assert described == served
     said = {"/ca": 400, "answers": 404, "quota": 400, "/enroll": 400, "/renew": 401, "/revoke": 400, "{webhook}": 404}
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
-        for path, method in described - routed:
+        for path, method in described:
+            if "infer" in path:  # the framework only describes these
+                continue
             if path.startswith(("/v2/repository/models/", "/fleet/")):  # the first would change what the others find
                 continue  # and the fleet's are asked in test_fleet_api.py
             address = path.replace("{model}", "digits").replace("{bundle}", "digits").replace("{version}", "1")

@@ -7,8 +7,9 @@ from functools import cache
 from typing import Any
 
 import orjson
-from fastapi import APIRouter, Depends, FastAPI
+from fastapi import APIRouter, FastAPI
 from fastapi.dependencies.models import Dependant
+from fastapi.dependencies.utils import get_dependant
 from fastapi.routing import APIRoute
 from starlette.requests import Request
 from starlette.responses import Response
@@ -37,19 +38,20 @@ def create_app(routers: Iterable[APIRouter], on_error: Callable[[FirstlineError]
         routers: the routes of the control plane.
         on_error: called for each unexpected failure.
     """
+    refusal = get_dependant(path="", call=_refuse_unknown_parameters)
+    routes = [route for router in routers for route in router.routes]
+    for route in routes:
+        if isinstance(route, APIRoute):
+            route.dependant.dependencies.insert(len(route.dependencies), refusal)  # after those that authenticate
     app = FastAPI(
         title="Firstline gateway",
         version=__version__,
-        routes=list(infer_routes()),
+        # `include_router` would analyse each route again, and match each request twice.
+        routes=[*infer_routes(), *routes],
         redirect_slashes=False,
         # The framework's documentation pages load scripts from other hosts, and it encodes the description each time.
         openapi_url=None,
     )
-    for router in routers:
-        for route in router.routes:
-            if isinstance(route, APIRoute):
-                route.dependencies.append(Depends(_refuse_unknown_parameters))  # after those that authenticate
-        app.include_router(router)
     errors.install(app, on_error)
     describe(app)
     encoded = cache(lambda: orjson.dumps(app.openapi()))  # once, because strangers may read it
