@@ -19,6 +19,7 @@ from support.gateway import DIGITS, serving
 from support.identities import csr
 from support.inference import post, read
 from support.proxy import FINE, ChaosProxy, Network
+from support.waiting import until
 
 from firstline_core.fleet.rest import BRAKE_PATH, CONTRACTS_PATH
 from firstline_core.fleet.rollout import ROLLOUTS_PATH
@@ -113,6 +114,8 @@ async def test_silent_database_delays_no_request(postgresql: PostgreSql, monkeyp
             assert reply.json()["code"] == "store_unavailable"
             async with asyncio.timeout(4):  # left alone for now
                 assert (await post(client, delivery(2))).status_code == 503
+            await until(lambda: store_up(gateway) == 0)
+            assert "has not answered" in (await client.get("/firstline/v1/store")).json()["problem"]
             read(await post(client, replace(delivery(3), promised=False)))
             async with asyncio.timeout(15):
                 shown = await asyncio.gather(*(client.get(f"{CONTRACTS_PATH}{path}") for path in ("", "/digits")))

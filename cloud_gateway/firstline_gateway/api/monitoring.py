@@ -48,7 +48,7 @@ def monitoring_routes(
     @router.get("/firstline/v1/store", tags=["store"])
     async def read_store() -> Response:
         """The database, and the reason if it accepts no writes at the moment."""
-        problem = store.problem
+        problem = store.reason_down()
         return json_response({"database": store.database.shown, "up": not problem, "problem": problem})
 
     @router.get(WEBHOOKS_PATH, tags=["webhooks"])

@@ -413,7 +413,10 @@ def _postgresql(url: URL, password: str) -> Engine:
         engine = create_engine(
             url.set(password=password) if password else url,
             pool_pre_ping=True,
+            # The store's own, whatever a database or its roles have as defaults.
+            isolation_level="READ COMMITTED",
             connect_args={
+                "client_encoding": "utf8",
                 "connect_timeout": _CONNECT_TIMEOUT_S,
                 "tcp_user_timeout": _SILENCE_TIMEOUT_S * 1000,
                 "application_name": "firstline-gateway",

@@ -114,6 +114,13 @@ class Store(GroupWriter[Connection]):
         async with limited_wait(self.database, CHECK_CHANGE):
             return await self.write(operation)
 
+    def reason_down(self) -> str:
+        """Returns why the database accepts no writes at the moment; "" if it does."""
+        since_s = self.busy_since_s
+        if since_s is not None and time.monotonic() - since_s > PATIENCE_S:
+            return f"The store {self.database.shown} has not answered for {PATIENCE_S:g} s; check that it runs."
+        return self.problem
+
     def close(self, timeout_s: float | None = None) -> bool:
         """Ends the threads after what was submitted before is written; calling it twice is harmless.
 
@@ -161,4 +168,4 @@ async def limited_wait(
 
 def register_metrics(metrics: RequestMetrics, store: Store) -> None:
     """Registers whether the store accepts writes."""
-    metrics.gauge("store_up", "1 while the store accepts writes.", lambda: float(not store.problem))
+    metrics.gauge("store_up", "1 while the store accepts writes.", lambda: float(not store.reason_down()))

@@ -52,6 +52,7 @@ class GroupWriter(Generic[Transaction]):
 
     Attributes:
         problem: why the database refused the latest group; "" if it did not.
+        busy_since_s: when the writing thread began with the present group, by the monotonic clock; None while it waits.
         closed: whether it accepts no more operations.
     """
 
@@ -72,6 +73,7 @@ class GroupWriter(Generic[Transaction]):
         self.closed = False
         self._gate = threading.Lock()  # so that nothing is queued behind the end
         self.problem = ""
+        self.busy_since_s: float | None = None
         self._start()
 
     def _start(self) -> None:
@@ -145,9 +147,11 @@ class GroupWriter(Generic[Transaction]):
         open_ = True
         while open_:
             group, open_ = self._next_group()
+            self.busy_since_s = time.monotonic()
             for apart in (False, True):
                 chosen = [work for work in group if work.apart is apart]
                 resolve(self._commit(sorted(chosen, key=lambda work: work.key)))
+            self.busy_since_s = None
 
     def _next_group(self) -> tuple[list[_Work], bool]:
         """Waits for operations; returns those that were not cancelled, and whether more may come."""

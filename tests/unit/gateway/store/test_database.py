@@ -263,6 +263,17 @@ def test_a_server_that_is_away_is_named() -> None:
         open_database(StoreSettings(url=f"postgresql+psycopg://firstline@127.0.0.1:{free_port()}/none"))
 
 
+def test_defaults_of_a_postgresql_database_change_nothing(postgresql: PostgreSql) -> None:
+    with psycopg.connect(postgresql.conninfo, autocommit=True) as administrator:
+        administrator.execute("CREATE DATABASE odd ENCODING 'SQL_ASCII' LOCALE 'C' TEMPLATE template0")
+        administrator.execute("ALTER DATABASE odd SET default_transaction_isolation = 'serializable'")
+    with closing(open_database(StoreSettings(url=postgresql.url("odd")))) as database:
+        with database.begin() as connection:
+            assert connection.execute(text("SHOW transaction_isolation")).scalar() == "read committed"
+            connection.execute(_INSERT, {"key": "größer"})
+        assert _keys(database) == ["größer"]
+
+
 class TestWriter:
     def test_many_callers_share_a_group(self, empty_store: StoreSettings) -> None:
         database = open_database(empty_store)
