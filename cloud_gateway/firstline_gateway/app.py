@@ -139,6 +139,7 @@ class Gateway:
         self.store = Store(_open_store(settings))
         service = ServiceClock(self.store.database, self.clock)
         self.identity = IdentityService(settings, self.store, clock=self.clock)
+        identity.register_metrics(self.metrics, self.identity)
         self._build_serving(service, load)
         self.jobs = Jobs(self.plane, self.store, settings.jobs, metrics=self.metrics, clock=self.clock, service=service)
         # In the order of their starts.

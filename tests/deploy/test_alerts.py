@@ -76,6 +76,7 @@ FAULTS = [
     Fault("FirstlineLinkDown", f'{G}fleet_problem_devices{{problem="link"}}', 31, within=16),
     Fault("FirstlineDevicesLate", f'{G}fleet_devices{{presence="late",group="all"}}', 160, within=16),
     Fault("FirstlineBrokerDisconnected", f"{G}fleet_mqtt_connected", 0, within=6),
+    Fault("FirstlineBrokerDisconnected", f"{G}mqtt_connected", 0, within=6),
     Fault("FirstlineDeviceCertificateExpiry", f'{G}fleet_problem_devices{{problem="certificate"}}', 1, within=61),
     Fault("FirstlineMetadataExpiry", f'{G}expiry_timestamp_seconds{{role="targets"}}', 13 * 86_400, within=16),
     Fault("FirstlineMetadataExpiry", f'{G}expiry_timestamp_seconds{{role="snapshot"}}', 3600 * 5, within=16),
@@ -85,12 +86,26 @@ FAULTS = [
     Fault("FirstlineRollbackStuck", f'{G}rollouts{{state="rolling_back"}}', 1, within=361),
     Fault("FirstlineGatewayDown", 'up{job="firstline-gateway"}', 0, within=3),
     Fault("FirstlineStoreDown", f"{G}store_up", 0, within=3),
+    # A full disk on which small writes still succeed.
+    Fault("FirstlineStoreDown", f'{G}deliveries_total{{result="refused"}}', 5, within=3),
+    Fault(
+        "FirstlineServerCertificateExpiry",
+        f'{G}server_certificate_timestamp_seconds{{bound="end"}}',
+        11 * 86_400,
+        within=16,
+    ),
+    Fault("FirstlineWebhookFailing", f'{G}webhook_up{{webhook="ops"}}', 0, within=16),
 ]
 
 WELL: Mapping[str, Values] = {
     'up{job="firstline-gateway"}': lambda _: 1,
     f"{G}store_up": lambda _: 1,
     f"{G}fleet_mqtt_connected": lambda _: 1,
+    f"{G}mqtt_connected": lambda _: 1,
+    f'{G}webhook_up{{webhook="ops"}}': lambda _: 1,
+    f'{G}deliveries_total{{result="refused"}}': grows(0),
+    f'{G}server_certificate_timestamp_seconds{{bound="begin"}}': lambda _: -60 * 86_400,
+    f'{G}server_certificate_timestamp_seconds{{bound="end"}}': lambda _: 30 * 86_400,
     f'{G}requests_total{{tier="cloud",reason="policy",status="final"}}': grows(1000),
     f'{G}errors_total{{code="internal"}}': grows(0),
     f'{G}errors_total{{code="queue_full"}}': grows(0),

@@ -31,6 +31,7 @@ from support.prometheus import RULES, alerts, prometheus
 from support.proxy import FINE, ChaosProxy, Network
 from support.registry_site import RegistrySite, registry_site
 from support.waiting import until
+from support.webhook_receiver import Receiver, receiver, secret_file
 from support.yaml_files import read_yaml
 
 from firstline.release import publishing
@@ -47,6 +48,9 @@ from firstline_edge.fleet.updates.installation import manifest_sha256
 from firstline_gateway import app
 from firstline_gateway.executors import local
 from firstline_gateway.executors.base import Outcome
+from firstline_gateway.identity import authorities, ca
+from firstline_gateway.identity.tls import ServerTls
+from firstline_gateway.settings.settings import Tls, Webhook
 from firstline_gateway.store import database
 
 pytestmark = pytest.mark.mosquitto
@@ -106,10 +110,11 @@ class Site:
         firing: the alerts that must fire now, and no others.
     """
 
-    def __init__(self, folder: Path, gateway: RegistrySite, broker: Broker, cam: MqttDevice) -> None:
+    def __init__(self, folder: Path, gateway: RegistrySite, broker: Broker, hook: Receiver, cam: MqttDevice) -> None:
         self.folder = folder
         self.site = gateway
         self.broker = broker
+        self.hook = hook
         self.cam = cam
         self.firing: set[str] = set()
         self.client: httpx.AsyncClient
@@ -200,11 +205,13 @@ async def whole_site(folder: Path, broker: Broker, monkeypatch: pytest.MonkeyPat
         "contracts__delta": 0.06,
     }
     async with AsyncExitStack() as stack:
+        hook = stack.enter_context(receiver())
+        overrides["webhooks"] = {"ops": Webhook(url=hook.url, secret_file=secret_file(folder))}
         gateway = await stack.enter_async_context(registry_site(folder, **overrides))
         await gateway.begin()
         await gateway.registry.maintain()
         await wait_for_gauge(gateway.gateway, "firstline_gateway_fleet_mqtt_connected")
-        found = Site(folder, gateway, broker, await stack.enter_async_context(device_at(broker, "cam")))
+        found = Site(folder, gateway, broker, hook, await stack.enter_async_context(device_at(broker, "cam")))
         found.network = await stack.enter_async_context(ChaosProxy(int(gateway.url.rpartition(":")[2])))
         stack.push_async_callback(found.running.aclose)
         await found.start_device("device")
@@ -287,8 +294,12 @@ async def faults_of_rollouts(site: Site, monkeypatch: pytest.MonkeyPatch) -> set
     client = site.site.client
     tagged = await client.patch("/fleet/v1/devices/cam", json={"tags": {"test": "1"}})
     assert tagged.status_code == 200, tagged.text
+    site.hook.status = 500
     made = await client.post("/fleet/v1/rollouts", json=definition)
     assert made.status_code == 201, made.text
+    await site.fires("FirstlineWebhookFailing")
+    site.hook.status = 200
+    await site.clears("FirstlineWebhookFailing")
     one = f"/fleet/v1/rollouts/{made.json()['id']}"
 
     async def do(command: str) -> None:
@@ -313,7 +324,7 @@ async def faults_of_rollouts(site: Site, monkeypatch: pytest.MonkeyPatch) -> set
     await site.fires("FirstlineRollbackStuck")
     await site.cam_reports(1)
     await site.clears("FirstlineRollbackStuck", work=site.site.gateway.rollout_driver.drive)
-    return {"FirstlineRolloutStuck", "FirstlineRollbackStuck"}
+    return {"FirstlineWebhookFailing", "FirstlineRolloutStuck", "FirstlineRollbackStuck"}
 
 
 async def faults_of_executors(site: Site, monkeypatch: pytest.MonkeyPatch) -> set[str]:
@@ -373,9 +384,32 @@ async def faults_of_the_gateway(site: Site, monkeypatch: pytest.MonkeyPatch) -> 
     locked.close()
     await site.clears("FirstlineStoreDown")
 
+    files = site.folder / "server.pem", site.folder / "server.key"
+    authority = ca.create_authority(ca.new_key(), now_s - 90 * DAY_S)
+
+    def issue(days_ago: float) -> None:
+        certificate, private = ca.issue_server(authority, ["127.0.0.1"], now_s - days_ago * DAY_S)
+        authorities.write(files[0], ca.pem_of(certificate).encode())
+        authorities.write(files[1], ca.key_pem(private), private=True)
+
+    issue(days_ago=80)
+    identity = site.site.gateway.identity
+    own = Tls(enabled=True, certificate_file=str(files[0]), key_file=str(files[1]))
+    identity.tls = ServerTls(own, identity.folder, site.site.gateway.clock)
+    await site.fires("FirstlineServerCertificateExpiry")
+    issue(days_ago=0)
+    assert await identity.tls.refresh()
+    await site.clears("FirstlineServerCertificateExpiry")
+
     key = (site.folder / "key").read_text()
     (site.folder / "key").write_text("withdrawn")
     await site.fires("FirstlineGatewayDown")
     (site.folder / "key").write_text(key)
     await site.clears("FirstlineGatewayDown")
-    return {"FirstlineMetadataExpiry", "FirstlineBrokerDisconnected", "FirstlineStoreDown", "FirstlineGatewayDown"}
+    return {
+        "FirstlineMetadataExpiry",
+        "FirstlineBrokerDisconnected",
+        "FirstlineStoreDown",
+        "FirstlineServerCertificateExpiry",
+        "FirstlineGatewayDown",
+    }

@@ -139,6 +139,12 @@ async def test_operators_certificate_is_reloaded(tmp_path: Path) -> None:
         assert not await tls.refresh()
         second = put()
         assert await tls.refresh()
+        ends_s = at.gateway.metrics.registry.get_sample_value(
+            "firstline_gateway_server_certificate_timestamp_seconds", {"bound": "end"}
+        )
+        assert (
+            ends_s == ca.load_certificate(files["tls__certificate_file"].read_bytes()).not_valid_after_utc.timestamp()
+        )
         assert (await asyncio.to_thread(shown_by, at.url, other.pem))[0] == second
         authorities.write(files["tls__key_file"], ca.key_pem(ca.new_key()), private=True)
         with pytest.raises(ConfigError, match=r"tls\.certificate_file .* cannot be used"):

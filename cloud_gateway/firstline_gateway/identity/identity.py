@@ -10,6 +10,7 @@ from pathlib import Path
 from firstline_core.clock import Clock
 from firstline_core.errors import UnauthorizedError
 from firstline_core.protocol.enrolment import BrokerAddress
+from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_core.units import DAY_S
 from firstline_gateway.identity import authorities, ca, client_certificate, tls
 from firstline_gateway.identity.authorities import AuthorityFolder
@@ -101,6 +102,16 @@ class IdentityService:
                 "This gateway has no certificate authority, so no client certificate is valid here."
             )
         return client_certificate.proxied_certificate(values, await asyncio.to_thread(self.folder.open))
+
+
+def register_metrics(metrics: RequestMetrics, identity: IdentityService) -> None:
+    """Registers when the server's certificate begins and ends."""
+    metrics.readings(
+        "server_certificate_timestamp_seconds",
+        "Begin and end of the validity of the certificate that the gateway shows to its clients (Unix time).",
+        ("bound",),
+        lambda: {} if identity.tls is None else identity.tls.validity,
+    )
 
 
 def check_files(settings: Settings) -> None:

@@ -17,7 +17,7 @@ from firstline_core.errors import ConfigError
 from firstline_core.storage.files import system_reason
 from firstline_core.telemetry.logs import logger
 from firstline_gateway.background import PeriodicTask
-from firstline_gateway.identity import authorities
+from firstline_gateway.identity import authorities, ca
 from firstline_gateway.identity.authorities import AuthorityFolder, file_version
 from firstline_gateway.settings import settings
 
@@ -49,6 +49,7 @@ class ServerTls:
 
     Attributes:
         files: the current files; a new object after each change.
+        validity: when the certificate begins and ends (Unix time), by bound; empty if only OpenSSL can read it.
         task: looks for changed files, and renews the gateway's own certificate.
 
     Raises:
@@ -63,6 +64,7 @@ class ServerTls:
         self.files = self._prepare()
         self.context = _context()
         _load(self.context, self.files)
+        self.validity = _validity(self.files)
 
     async def refresh(self) -> bool:
         """Uses changed files for connections from now on; returns whether there were any.
@@ -75,7 +77,7 @@ class ServerTls:
             return False
         _load(_context(), files)  # a context of its own, because an invalid pair of files leaves half of it behind
         _load(self.context, files)  # on the event loop, where handshakes are made
-        self.files = files
+        self.files, self.validity = files, _validity(files)
         log.info("server certificate reloaded")
         return True
 
@@ -127,6 +129,18 @@ def _load(context: ssl.SSLContext, files: ServerFiles) -> None:
         raise ConfigError(
             f"tls.certificate_file {files.certificate} and tls.key_file {files.key} cannot be used: {reason}."
         ) from error
+
+
+def _validity(files: ServerFiles) -> dict[tuple[str, ...], float]:
+    """Returns `ServerTls.validity` of a certificate."""
+    try:
+        certificate = ca.load_certificate(authorities.read(files.certificate))
+    except ConfigError:
+        return {}
+    return {
+        ("begin",): certificate.not_valid_before_utc.timestamp(),
+        ("end",): certificate.not_valid_after_utc.timestamp(),
+    }
 
 
 def _no_password() -> str:

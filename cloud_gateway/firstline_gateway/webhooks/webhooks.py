@@ -81,6 +81,12 @@ class Webhooks:
             for name, each in settings.items()
             for queue, kinds in messages.queues(each.events)
         ]
+        metrics.readings(
+            "webhook_up",
+            "0 from the first failed attempt to send a message to a webhook until one is delivered.",
+            ("webhook",),
+            self._up,
+        )
         self._tasks = [
             PeriodicTask(f"webhook {sender.key}", sender.send, interval_s=_LOOK_S, clock=clock)
             for sender in self._senders
@@ -99,6 +105,11 @@ class Webhooks:
         """Stops sending."""
         for task in self._tasks:
             await task.close()
+
+    def _up(self) -> dict[tuple[str, ...], float]:
+        """Returns 0 for each webhook whose latest attempt failed, at any replica, and 1 for others."""
+        failing = {sender.name for sender in self._senders if sender.failing}
+        return {(name,): float(name not in failing) for name in self._receivers}
 
     async def states(self) -> list[WebhookState]:
         """Returns the state of each webhook.
@@ -142,6 +153,7 @@ class _Sender:
 
     Attributes:
         key: under which its position in the queue is stored.
+        failing: whether the latest attempt failed, as of the latest round.
     """
 
     receiver: Receiver
@@ -155,6 +167,7 @@ class _Sender:
     def __post_init__(self) -> None:
         self.name = self.receiver.name
         self.key = f"{self.name}{self.queue.suffix}"
+        self.failing = False
         self._holder = new_request_id()
 
     def begin(self, connection: Connection) -> None:
@@ -164,6 +177,7 @@ class _Sender:
     async def send(self) -> None:
         """Sends what waits, until an attempt fails or the round has taken long."""
         found = await self.store.read(partial(records.find, webhook=self.key))
+        self.failing = found is not None and found.problem != ""
         if found is None:
             await self.store.write(self.begin)
             return

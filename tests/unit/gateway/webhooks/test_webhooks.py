@@ -60,6 +60,10 @@ class Site:
         labels = {"webhook": "ops", "result": result}
         return self.metrics.registry.get_sample_value("firstline_gateway_webhook_attempts_total", labels) or 0.0
 
+    @property
+    def up(self) -> float | None:
+        return self.metrics.registry.get_sample_value("firstline_gateway_webhook_up", {"webhook": "ops"})
+
     async def problem(self) -> str:
         (state,) = await self.webhooks.states()
         return state.problem
@@ -152,6 +156,7 @@ async def test_a_receiver_that_was_down_gets_everything_in_order(database: Datab
 
             await until(has_failed)
             assert "cannot be reached" in await made.problem()
+            assert made.up == 0
         # Another process continues, after the receiver has come back.
         with receiver(port) as found:
             async with site(database, settings, clock) as made:
@@ -159,6 +164,8 @@ async def test_a_receiver_that_was_down_gets_everything_in_order(database: Datab
                 await eventually(made, 5, found.ids)
                 assert found.types == actions
                 await until(lambda: _is_up(made))
+                await made.pass_by()
+                await until(lambda: made.up == 1)
     text = "\n".join(map(str, lines))
     assert text.count("webhook failed") == 1
     assert text.count("webhook delivers again") == 1
