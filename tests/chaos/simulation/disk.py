@@ -66,8 +66,9 @@ class SimulatedWriter(GroupWriter[Transaction]):
         *,
         writes: bool = True,
         apart: bool = False,
+        key: str = "",
     ) -> Future[_U]:
-        done = super().submit_then(operation, then, writes=writes, apart=apart)
+        done = super().submit_then(operation, then, writes=writes, apart=apart, key=key)
         self._schedule()
         return done
 
