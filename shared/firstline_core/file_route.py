@@ -17,9 +17,8 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from firstline_core.errors import InferenceError, NotAcceptableError, RequestError, did_you_mean
-from firstline_core.processing.decoding import FileDecoding
+from firstline_core.processing.decoding import DecodingCost, FileDecoding
 from firstline_core.processing.image_header import (
-    DecodingCost,
     MeasuredImage,
     check_limits,
     is_encoded_image,

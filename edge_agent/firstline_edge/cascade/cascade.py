@@ -32,8 +32,7 @@ from firstline_core.errors import (
     SheddingError,
     UnknownModelError,
 )
-from firstline_core.processing.decoding import FileDecoding, is_light
-from firstline_core.processing.image_header import NO_COST
+from firstline_core.processing.decoding import NO_COST, FileDecoding, is_light
 from firstline_core.routing import policy
 from firstline_core.routing.policy import CERTIFIED, Policy, PolicyState, RowEvidence, TierDecision
 from firstline_core.types import InferResponse, Privacy, Reason, Tier, take_rows

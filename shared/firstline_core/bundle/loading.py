@@ -25,8 +25,7 @@ from firstline_core.processing import audio_header, image_header, text
 from firstline_core.processing import steps as ops
 from firstline_core.processing.boxes import InputSize
 from firstline_core.processing.compile import Preprocess, Step, check_needs, compile_preprocess
-from firstline_core.processing.decoding import LIGHT_BYTES, MeasuredInputs, PreparedRows
-from firstline_core.processing.image_header import DecodingCost, MeasuredFile
+from firstline_core.processing.decoding import LIGHT_BYTES, DecodingCost, MeasuredFile, MeasuredInputs, PreparedRows
 from firstline_core.processing.text import Shared, TextEncoder, read_encoder
 from firstline_core.processing.trial import made_up_row
 from firstline_core.processing.windows import WINDOWS, combine_windows

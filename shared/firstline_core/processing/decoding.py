@@ -10,16 +10,19 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar
 
+from msgspec import Struct
+
 from firstline_core.clock import Clock
 from firstline_core.errors import DeadlineExceededError, PayloadTooLargeError, QueueFullError
-from firstline_core.processing.image_header import DecodingCost
+from firstline_core.processing.audio_header import MeasuredClip
+from firstline_core.processing.image_header import MeasuredImage
 from firstline_core.runtime.priority import use_low_priority_in_thread
 from firstline_core.types import Array, Arrays, row_count
 
@@ -41,6 +44,52 @@ _PASSES = 16  # other requests that may overtake one whose memory is not free
 _REMEMBERED = 1024  # callers whose turns are known
 
 _T = TypeVar("_T")
+
+
+MeasuredFile = MeasuredImage | MeasuredClip
+
+
+class DecodingCost(Struct, frozen=True):
+    """The cost of processing the inputs of a request: images, audio clips and numbers.
+
+    Args:
+        files: each row of each input that is decoded, in the order of the model's inputs; () of pixels without steps.
+        numbers_bytes: the most memory that the steps of inputs of numbers hold.
+    """
+
+    files: tuple[tuple[MeasuredFile, ...], ...] = ()
+    numbers_bytes: int = 0
+
+    @property
+    def rows(self) -> Sequence[MeasuredFile]:
+        """Returns the cost of each row of each input; nothing if there is nothing to process."""
+        return [row for rows in self.files for row in rows]
+
+    @property
+    def pixels(self) -> int:
+        """Pixels of all rows, as they were sent; of audio, the number of pixels that takes as long to decode."""
+        return sum([row.header.pixels for row in self.rows])
+
+    @property
+    def encoded_bytes(self) -> int:
+        """Bytes of the files of all images."""
+        return sum([row.encoded_bytes for row in self.rows])
+
+    @property
+    def memory_bytes(self) -> int:
+        """The most that is held at one moment while the rows are processed one after the other."""
+        rows = self.rows
+        largest = max([row.working_bytes for row in rows], default=0)
+        results = sum([row.result_bytes for row in rows]) if len(rows) > 1 else 0
+        return largest + results + self.numbers_bytes
+
+    def take(self, rows: Sequence[int]) -> DecodingCost:
+        """Returns the cost of some of the rows, in the given order; of numbers, at most the cost of all rows."""
+        files = [tuple([each[row] for row in rows]) if each else () for each in self.files]
+        return DecodingCost(tuple(files), self.numbers_bytes)
+
+
+NO_COST = DecodingCost()
 
 
 class PreparedRows(dict[str, Array]):

@@ -1,4 +1,4 @@
-"""Reads what a JPEG or PNG file says about itself, and estimates what processing it costs, without decoding it.
+"""Reads what a JPEG or PNG file says about itself, without decoding it.
 
 No pixel is decoded and nothing is allocated here: a file of 69 bytes may declare 40 million pixels.
 
@@ -10,19 +10,15 @@ with thousands of scans takes minutes.
 from __future__ import annotations
 
 import base64
-import math
 import re
 import struct
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 from msgspec import Struct
 
 from firstline_core.errors import InvalidTensorError, PayloadTooLargeError
-from firstline_core.processing.audio_header import MeasuredClip
-from firstline_core.processing.geometry import ImageStep, crop_side
-from firstline_core.processing.steps import CHANNELS, CenterCrop, Decode, Resize
 from firstline_core.protocol.limits import DecodingLimits
 from firstline_core.telemetry.wording import counted
 
@@ -85,9 +81,6 @@ _DAMAGE_SURE_BYTES = 2048  # length of compressed data that is without any line 
 _ORIENTATION = 0x0112
 _TIFF_SIZES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4, 16: 8}
 _TIFF_ENTRY_BYTES = 12
-
-_ROW_POINTER_BYTES = 8
-_COEFFICIENT_BYTES = 2
 
 
 class ImageHeader(Struct, frozen=True):
@@ -159,52 +152,6 @@ class MeasuredImage(NamedTuple):
     encoded_bytes: int = 0
 
 
-MeasuredFile = MeasuredImage | MeasuredClip
-
-
-class DecodingCost(Struct, frozen=True):
-    """The cost of processing the inputs of a request: images, audio clips and numbers.
-
-    Args:
-        files: each row of each input that is decoded, in the order of the model's inputs; () of pixels without steps.
-        numbers_bytes: the most memory that the steps of inputs of numbers hold.
-    """
-
-    files: tuple[tuple[MeasuredFile, ...], ...] = ()
-    numbers_bytes: int = 0
-
-    @property
-    def rows(self) -> Sequence[MeasuredFile]:
-        """Returns the cost of each row of each input; nothing if there is nothing to process."""
-        return [row for rows in self.files for row in rows]
-
-    @property
-    def pixels(self) -> int:
-        """Pixels of all rows, as they were sent; of audio, the number of pixels that takes as long to decode."""
-        return sum([row.header.pixels for row in self.rows])
-
-    @property
-    def encoded_bytes(self) -> int:
-        """Bytes of the files of all images."""
-        return sum([row.encoded_bytes for row in self.rows])
-
-    @property
-    def memory_bytes(self) -> int:
-        """The most that is held at one moment while the rows are processed one after the other."""
-        rows = self.rows
-        largest = max([row.working_bytes for row in rows], default=0)
-        results = sum([row.result_bytes for row in rows]) if len(rows) > 1 else 0
-        return largest + results + self.numbers_bytes
-
-    def take(self, rows: Sequence[int]) -> DecodingCost:
-        """Returns the cost of some of the rows, in the given order; of numbers, at most the cost of all rows."""
-        files = [tuple([each[row] for row in rows]) if each else () for each in self.files]
-        return DecodingCost(tuple(files), self.numbers_bytes)
-
-
-NO_COST = DecodingCost()
-
-
 def read_header(encoded: bytes, where: str, *, whole: bool = True) -> ImageHeader:
     """Reads the header of one JPEG or PNG.
 
@@ -265,83 +212,6 @@ def check_limits(header: ImageHeader, limits: DecodingLimits, where: str) -> Non
         raise InvalidTensorError(f"{where} is a truncated {header.kind}: its end is missing. Give the whole file.")
 
 
-def measure(
-    header: ImageHeader,
-    decode: Decode | None,
-    steps: Sequence[ImageStep],
-    later_bytes: int,
-    encoded_bytes: int = 0,
-) -> MeasuredImage:
-    """Estimates the memory that is held while one image is processed.
-
-    Pillow stores 1, 2 or 4 bytes a pixel and a pointer for each row, and each operation makes a new image.
-
-    Args:
-        header: of the image, checked.
-        decode: the decode step; None if images come as pixels and keep their channels.
-        steps: after decoding.
-        later_bytes: bytes that the steps after these hold for each value of the result.
-        encoded_bytes: of the file; 0 of pixels.
-    """
-    channels = CHANNELS[decode.mode] if decode is not None else header.channels
-    sizes = _sizes(header, steps)
-    result_pixels = math.prod(sizes[-1])
-    result = result_pixels * channels
-    result_bytes = (2 + later_bytes) * result
-    steps_bytes = _steps_bytes(sizes, steps, _pillow_bytes(channels)) + 2 * result
-    working_bytes = max(_decoding_bytes(header, channels), steps_bytes, result_bytes)
-    return MeasuredImage(header, result_pixels, working_bytes, result_bytes, encoded_bytes)
-
-
-def _decoding_bytes(header: ImageHeader, channels: int) -> int:
-    """Estimates the most memory that is held until an image is upright, opaque and has `channels` channels."""
-
-    def held(bytes_per_pixel: int) -> int:
-        return _held(header.width, header.height, bytes_per_pixel)
-
-    own, wanted = _stored(header), _pillow_bytes(channels)
-    stages = [held(own)]
-    if header.progressive:
-        stages[0] += header.pixels * header.channels * _COEFFICIENT_BYTES
-    if header.is_wide_grey:
-        own = 4 if header.alpha else 1
-        stages.append(held(2) + held(own))
-    if header.is_wide_grey_alpha:  # four channels, each of them alone, two of them together, their bytes, 16 bits
-        stages.append(held(4) + held(4) + held(4) + 2 * held(2))
-    if header.alpha:
-        stages += [held(4 if own == 4 and not header.palette else own + 4), held(8)]
-        if channels == 1:
-            stages.append(held(5))
-    elif own != wanted or header.palette or header.channels != channels:
-        stages.append(held(own + wanted))
-    if header.orientation > 1:
-        stages.append(2 * held(wanted))
-    return max(stages)
-
-
-def _steps_bytes(sizes: Sequence[tuple[int, int]], steps: Sequence[ImageStep], bytes_per_pixel: int) -> int:
-    """Adds up the upright image and all images that the steps make of it: an upper bound, since some are freed."""
-    total = _held(*sizes[0], bytes_per_pixel)
-    for step, before, after in zip(steps, sizes, sizes[1:], strict=False):
-        if isinstance(step, CenterCrop):
-            total += _held(*after, bytes_per_pixel)
-        elif after != before:  # Pillow resizes the columns first, then the rows
-            images = 2 if step.letterbox else 1  # the resized picture, and the padded one
-            total += _held(after[0], before[1], bytes_per_pixel) + images * _held(*after, bytes_per_pixel)
-    return total
-
-
-def _sizes(header: ImageHeader, steps: Sequence[ImageStep]) -> list[tuple[int, int]]:
-    """Returns (width, height) of the upright image, and after each step."""
-    sizes = [header.upright_size]
-    for step in steps:
-        if isinstance(step, Resize):
-            sizes.append((step.width, step.height))
-        else:
-            sizes.append((crop_side(step, *sizes[-1]),) * 2)
-    return sizes
-
-
 def lacks_rows(encoded: bytes, header: ImageHeader) -> bool:
     """Returns whether a PNG's compressed data ends before its last row, which Pillow does not notice.
 
@@ -378,22 +248,6 @@ def damage_hint(encoded: bytes) -> str:
     if len(encoded) >= _DAMAGE_SURE_BYTES and b"\n" not in encoded and b"\r" not in encoded:
         return " It has no line break byte at all: `curl -d` removes them; use `curl --data-binary @FILE`."
     return ""
-
-
-def _held(width: int, height: int, bytes_per_pixel: int) -> int:
-    """Returns the bytes of images of one size; rows begin at multiples of 4."""
-    images = 2 if bytes_per_pixel > 4 else 1
-    return height * (images * _ROW_POINTER_BYTES + ((width * bytes_per_pixel + 4 * images - 1) & -4))
-
-
-def _pillow_bytes(channels: int) -> int:
-    """Returns the bytes of a pixel of 8 bits a channel: Pillow stores three channels in four bytes."""
-    return 1 if channels == 1 else 4
-
-
-def _stored(header: ImageHeader) -> int:
-    """Returns the bytes of a pixel that Pillow stores when it decodes the file."""
-    return header.bits // 8 if header.is_wide_grey else _pillow_bytes(header.channels)
 
 
 def _other_format(encoded: bytes) -> str:

@@ -3,11 +3,13 @@
 So at most one decoded original is in memory per request. Errors name the row. Every header is checked before any image
 is decoded (`image_header.py`).
 
-A decoded image is upright (EXIF), opaque (on the background of the decode step) and has 8 bits.
+A decoded image is upright (EXIF), opaque (on the background of the decode step) and has 8 bits. The memory that
+decoding and the steps take is estimated before.
 """
 
 from __future__ import annotations
 
+import math
 import struct
 import zlib
 from collections.abc import Sequence
@@ -22,7 +24,7 @@ from PIL.PngImagePlugin import PngImageFile
 from firstline_core.errors import InvalidTensorError, PayloadTooLargeError
 from firstline_core.processing import image_header
 from firstline_core.processing.geometry import ImageStep, crop_side, geometry, placed
-from firstline_core.processing.steps import CHANNELS, CenterCrop, Decode, Mode
+from firstline_core.processing.steps import CHANNELS, CenterCrop, Decode, Mode, Resize
 from firstline_core.protocol.limits import DEFAULT_DECODING_LIMITS, DecodingLimits
 from firstline_core.telemetry.wording import counted
 from firstline_core.types import Array, Tensor
@@ -69,6 +71,8 @@ _UPRIGHT = {
     8: Image.Transpose.ROTATE_90,
 }
 _BLACK = (0, 0, 0)
+_ROW_POINTER_BYTES = 8
+_COEFFICIENT_BYTES = 2
 _FULL_RANGE = 65535
 _STRIP_ROWS = 64
 _PART_OF_RANGE = 64  # high bytes below this: at most 14 of 16 bits are used
@@ -181,7 +185,7 @@ class ImageProcessing:
             header, encoded_bytes = image_header.ImageHeader("pixels", width, height, channels), 0
         else:
             header, encoded_bytes = checked_header(element, self._limits, where), len(element)
-        image = image_header.measure(header, self._decode, self._steps, self._later_bytes, encoded_bytes)
+        image = _measure(header, self._decode, self._steps, self._later_bytes, encoded_bytes)
         if image.working_bytes > self._limits.memory_bytes:
             raise PayloadTooLargeError(
                 f"{where} has {header.width}x{header.height} pixels, which take {image.working_bytes} bytes of memory; "
@@ -368,3 +372,96 @@ def _applied(image: Image.Image, step: ImageStep) -> Image.Image:
     padded = Image.new(image.mode, (step.width, step.height), (step.pad or 0,) * len(image.getbands()))
     padded.paste(image, place[2:])
     return padded
+
+
+def _measure(
+    header: image_header.ImageHeader,
+    decode: Decode | None,
+    steps: Sequence[ImageStep],
+    later_bytes: int,
+    encoded_bytes: int = 0,
+) -> image_header.MeasuredImage:
+    """Estimates the memory that is held while one image is processed.
+
+    Pillow stores 1, 2 or 4 bytes a pixel and a pointer for each row, and each operation makes a new image.
+
+    Args:
+        header: of the image, checked.
+        decode: the decode step; None if images come as pixels and keep their channels.
+        steps: after decoding.
+        later_bytes: bytes that the steps after these hold for each value of the result.
+        encoded_bytes: of the file; 0 of pixels.
+    """
+    channels = CHANNELS[decode.mode] if decode is not None else header.channels
+    sizes = _sizes(header, steps)
+    result_pixels = math.prod(sizes[-1])
+    result = result_pixels * channels
+    result_bytes = (2 + later_bytes) * result
+    steps_bytes = _steps_bytes(sizes, steps, _pillow_bytes(channels)) + 2 * result
+    working_bytes = max(_decoding_bytes(header, channels), steps_bytes, result_bytes)
+    return image_header.MeasuredImage(header, result_pixels, working_bytes, result_bytes, encoded_bytes)
+
+
+def _decoding_bytes(header: image_header.ImageHeader, channels: int) -> int:
+    """Estimates the most memory that is held until an image is upright, opaque and has `channels` channels."""
+
+    def held(bytes_per_pixel: int) -> int:
+        return _held(header.width, header.height, bytes_per_pixel)
+
+    own, wanted = _stored(header), _pillow_bytes(channels)
+    stages = [held(own)]
+    if header.progressive:
+        stages[0] += header.pixels * header.channels * _COEFFICIENT_BYTES
+    if header.is_wide_grey:
+        own = 4 if header.alpha else 1
+        stages.append(held(2) + held(own))
+    if header.is_wide_grey_alpha:  # four channels, each of them alone, two of them together, their bytes, 16 bits
+        stages.append(held(4) + held(4) + held(4) + 2 * held(2))
+    if header.alpha:
+        stages += [held(4 if own == 4 and not header.palette else own + 4), held(8)]
+        if channels == 1:
+            stages.append(held(5))
+    elif own != wanted or header.palette or header.channels != channels:
+        stages.append(held(own + wanted))
+    if header.orientation > 1:
+        stages.append(2 * held(wanted))
+    return max(stages)
+
+
+def _steps_bytes(sizes: Sequence[tuple[int, int]], steps: Sequence[ImageStep], bytes_per_pixel: int) -> int:
+    """Adds up the upright image and all images that the steps make of it: an upper bound, since some are freed."""
+    total = _held(*sizes[0], bytes_per_pixel)
+    for step, before, after in zip(steps, sizes, sizes[1:], strict=False):
+        if isinstance(step, CenterCrop):
+            total += _held(*after, bytes_per_pixel)
+        elif after != before:  # Pillow resizes the columns first, then the rows
+            images = 2 if step.letterbox else 1  # the resized picture, and the padded one
+            total += _held(after[0], before[1], bytes_per_pixel) + images * _held(*after, bytes_per_pixel)
+    return total
+
+
+def _sizes(header: image_header.ImageHeader, steps: Sequence[ImageStep]) -> list[tuple[int, int]]:
+    """Returns (width, height) of the upright image, and after each step."""
+    sizes = [header.upright_size]
+    for step in steps:
+        if isinstance(step, Resize):
+            sizes.append((step.width, step.height))
+        else:
+            sizes.append((crop_side(step, *sizes[-1]),) * 2)
+    return sizes
+
+
+def _held(width: int, height: int, bytes_per_pixel: int) -> int:
+    """Returns the bytes of images of one size; rows begin at multiples of 4."""
+    images = 2 if bytes_per_pixel > 4 else 1
+    return height * (images * _ROW_POINTER_BYTES + ((width * bytes_per_pixel + 4 * images - 1) & -4))
+
+
+def _pillow_bytes(channels: int) -> int:
+    """Returns the bytes of a pixel of 8 bits a channel: Pillow stores three channels in four bytes."""
+    return 1 if channels == 1 else 4
+
+
+def _stored(header: image_header.ImageHeader) -> int:
+    """Returns the bytes of a pixel that Pillow stores when it decodes the file."""
+    return header.bits // 8 if header.is_wide_grey else _pillow_bytes(header.channels)

@@ -12,13 +12,14 @@ from firstline_core.errors import InvalidTensorError, PayloadTooLargeError, Queu
 from firstline_core.processing.decoding import (
     LIGHT_BYTES,
     LIGHT_PIXELS,
+    DecodingCost,
     FairThreads,
     FileDecoding,
     MeasuredInputs,
     MemoryBudget,
     PreparedRows,
 )
-from firstline_core.processing.image_header import DecodingCost, ImageHeader, MeasuredImage
+from firstline_core.processing.image_header import ImageHeader, MeasuredImage
 from firstline_core.types import Arrays
 from firstline_core.units import MIB
 

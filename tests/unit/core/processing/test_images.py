@@ -10,7 +10,8 @@ from msgspec.structs import replace
 from support.images import encode, images
 
 from firstline_core.errors import FirstlineError, InvalidTensorError, PayloadTooLargeError
-from firstline_core.processing.image_header import DecodingCost, ImageHeader, check_limits, read_header
+from firstline_core.processing.decoding import DecodingCost
+from firstline_core.processing.image_header import ImageHeader, check_limits, read_header
 from firstline_core.processing.images import ImageProcessing, decode
 from firstline_core.processing.steps import Decode, Resize
 from firstline_core.protocol.limits import DEFAULT_DECODING_LIMITS, DecodingLimits
