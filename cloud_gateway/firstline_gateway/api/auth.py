@@ -19,6 +19,7 @@ from firstline_core.errors import ForbiddenError, UnauthorizedError
 from firstline_core.fleet.persons import Person, acting
 from firstline_core.fleet.selector import Selector, parse_selector
 from firstline_core.protocol import asgi
+from firstline_core.protocol.cors import check_page
 from firstline_core.protocol.enrolment import application_principal, device_of_principal, device_principal
 from firstline_gateway.api import persons
 from firstline_gateway.identity.audit_head import AuditLog
@@ -63,7 +64,10 @@ async def authenticate(identity: IdentityService, connection: HTTPConnection | a
         UnauthorizedError: there is neither, or it is not valid.
         RateLimitedError: the key was used too often.
         CapacityError: the store of devices and keys is not available.
+        RequestError: authentication is off, and a web page from elsewhere sends the request.
     """
+    if not identity.requires_credentials:
+        check_page(connection.headers, identity.cors_origins, "This gateway")
     authorization = connection.headers.get("authorization", "")
     return await caller_of(identity, await certificate_of(identity, connection.scope), authorization)
 
@@ -119,11 +123,10 @@ async def authorize(identity: IdentityService, connection: HTTPConnection | asgi
     """Returns the caller, which must have a scope.
 
     Raises:
-        UnauthorizedError, RateLimitedError, CapacityError: as `authenticate`.
+        UnauthorizedError, RateLimitedError, CapacityError, RequestError: as `authenticate`.
         ForbiddenError: the caller lacks the scope.
     """
-    authorization = connection.headers.get("authorization", "")
-    caller = await caller_of(identity, await certificate_of(identity, connection.scope), authorization)
+    caller = await authenticate(identity, connection)
     check_scope(caller, scope)
     return caller
 

@@ -38,6 +38,7 @@ class IdentityService:
     def __init__(self, settings: Settings, store: Store, *, clock: Clock) -> None:
         auth, identity = settings.auth, settings.identity
         self.requires_credentials = auth.mode != "off"
+        self.cors_origins = settings.api.cors_origins
         self.refresh_s = auth.refresh_s
         self.proxy_header = auth.proxy_certificate_header.lower()
         self._trusted = client_certificate.networks(auth.trusted_proxies)

@@ -8,11 +8,10 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Protocol
 
-from firstline_core.errors import ConfigError, ForbiddenError, RequestError, UnauthorizedError
+from firstline_core.errors import ConfigError, ForbiddenError, UnauthorizedError
+from firstline_core.protocol.cors import check_page
 from firstline_core.protocol.loopback import ip_address_of
-from firstline_core.protocol.tensors import shown
 from firstline_core.storage.files import read_text, unreadable
-from firstline_edge.settings.check import LOOPBACK_NAMES
 from firstline_edge.settings.settings import ApiSection
 
 _TOKENS_LIMIT_BYTES = 1024 * 1024
@@ -120,11 +119,9 @@ class TokenAccess:
 
 
 class LoopbackAccess:
-    """All users of this machine are one principal; web pages in their browsers are refused, except of listed origins.
+    """All users of this machine are one principal; web pages in their browsers are refused, see `check_page`.
 
-    Such a page can let its own name resolve to 127.0.0.1 (DNS rebinding), so only the loopback's names are accepted as
-    Host. It can also let the browser post to 127.0.0.1 (CSRF); the browser then sends the page's `Origin`. With a token
-    file neither attack works, because no page knows the token.
+    With a token file that is not necessary, because no page knows the token.
 
     Args:
         origins: origins of web pages that may call.
@@ -134,17 +131,7 @@ class LoopbackAccess:
         self._origins = origins
 
     def principal(self, headers: Mapping[str, str]) -> str:
-        host = _name(headers.get("host", ""))
-        if host not in LOOPBACK_NAMES:
-            raise RequestError(f"This agent answers to {', '.join(LOOPBACK_NAMES)}, not to {shown(host)}.")
-        origin = headers.get("origin")
-        if origin is None or origin in self._origins:
-            return LOCAL_PRINCIPAL
-        if _name(origin.partition("://")[2]) not in LOOPBACK_NAMES:
-            raise RequestError(
-                f"This agent does not answer to web pages from elsewhere ({shown(origin)}); list the page's origin in "
-                "api.cors_origins."
-            )
+        check_page(headers, self._origins, "This agent")
         return LOCAL_PRINCIPAL
 
     def bearer(self, authorization: str) -> str:
@@ -165,12 +152,6 @@ def check_local(peer: tuple[str, int] | None) -> None:
     address = ip_address_of(peer[0])  # a name is the address of no machine
     if address is None or not address.is_loopback:
         raise ForbiddenError(f"Models are loaded and unloaded from the device itself, not from {peer[0]}.")
-
-
-def _name(authority: str) -> str:
-    """Returns the host of `HOST[:PORT]`, in lower case."""
-    name = authority[1:].partition("]")[0] if authority.startswith("[") else authority.partition(":")[0]
-    return name.lower()
 
 
 def access_of(api: ApiSection) -> Access:

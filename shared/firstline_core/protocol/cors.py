@@ -6,14 +6,16 @@ bearer token.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Annotated
 
 from msgspec import Meta
 
-from firstline_core.errors import ForbiddenError
+from firstline_core.errors import ForbiddenError, RequestError
 from firstline_core.protocol.asgi import AsgiApp, Message, Receive, Scope, Send, send_reply
 from firstline_core.protocol.http import Reply, error_reply
+from firstline_core.protocol.loopback import is_loopback
+from firstline_core.protocol.tensors import shown
 
 ANY_ORIGIN = "*"
 
@@ -39,6 +41,37 @@ def with_cors(app: AsgiApp, origins: Collection[str]) -> AsgiApp:
 def is_listed(origin: str, origins: Collection[str]) -> bool:
     """Returns whether pages of an origin may call."""
     return origin in origins or ANY_ORIGIN in origins
+
+
+def check_page(headers: Mapping[str, str], origins: Collection[str], server: str) -> None:
+    """Refuses web pages from elsewhere in a browser on this machine, at a server that authenticates no caller.
+
+    Such a page can let its own name resolve to 127.0.0.1 (DNS rebinding), so only the loopback's names are accepted as
+    Host. It can also let the browser post to 127.0.0.1 (CSRF); the browser then sends the page's `Origin`.
+
+    Args:
+        headers: of the request, by lower-case names.
+        origins: as for `with_cors`; their pages may call.
+        server: begins the error: "This agent".
+
+    Raises:
+        RequestError: the request is of such a page.
+    """
+    host, origin = headers.get("host", ""), headers.get("origin")
+    if not is_loopback(_host_of(host)):
+        raise RequestError(f"{server} answers to 127.0.0.1, localhost, ::1, not to {shown(_host_of(host))}.")
+    if origin is None or is_listed(origin, origins) or is_loopback(_host_of(origin.partition("://")[2])):
+        return
+    raise RequestError(
+        f"{server} does not answer to web pages from elsewhere ({shown(origin)}); list the page's origin in "
+        "api.cors_origins."
+    )
+
+
+def _host_of(authority: str) -> str:
+    """Returns the host of `HOST[:PORT]`, in lower case."""
+    name = authority[1:].partition("]")[0] if authority.startswith("[") else authority.partition(":")[0]
+    return name.lower()
 
 
 class _Cors:

@@ -9,7 +9,7 @@ from support.databases import OpenStore, sqlite_store
 from support.keys import bearer, create_key
 
 from firstline_core.clock import SYSTEM_CLOCK
-from firstline_core.errors import ForbiddenError, UnauthorizedError
+from firstline_core.errors import ForbiddenError, RequestError, UnauthorizedError
 from firstline_core.protocol.asgi import RequestInfo
 from firstline_gateway.api.auth import Caller, authenticate, authorize, certificate_of
 from firstline_gateway.identity.client_certificate import ClientCertificate
@@ -70,7 +70,19 @@ async def test_without_a_key_the_sentence_names_the_header_to_send(identity: Ide
 
 @pytest.mark.parametrize("identity", ["off"], indirect=True)
 async def test_every_caller_is_served_without_authentication(identity: IdentityService) -> None:
-    assert await authenticate(identity, connection()) == Caller("", frozenset(SCOPES), trust_request_id=True)
+    for host in ("127.0.0.1:8080", "localhost", "[::1]:8080"):
+        found = await authenticate(identity, connection({"Host": host}))
+        assert found == Caller("", frozenset(SCOPES), trust_request_id=True)
+
+
+@pytest.mark.parametrize("identity", ["off"], indirect=True)
+async def test_pages_from_elsewhere_are_refused_without_authentication(identity: IdentityService) -> None:
+    """A browser on this machine sends what they say, with the page's name or its origin."""
+    for headers in ({"Host": "evil.example"}, {"Host": "127.0.0.1", "Origin": "https://evil.example"}):
+        with pytest.raises(RequestError, match=r"evil\.example"):
+            await authorize(identity, connection(headers), "fleet")
+    own = {"Host": "127.0.0.1", "Origin": "http://localhost:3000"}
+    assert (await authorize(identity, connection(own), "fleet")).principal == ""
 
 
 async def test_a_valid_key_does_not_replace_an_invalid_certificate(identity: IdentityService, tmp_path: Path) -> None:
