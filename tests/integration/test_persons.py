@@ -117,6 +117,7 @@ async def test_a_selector_limits_devices_and_rollouts(site: Site) -> None:
         ("GET", f"{AUDIT_PATH}?subject=device:cam-2", None),
         ("GET", f"{AUDIT_HEAD_PATH}?subject=device:cam-1", None),
         ("GET", "/firstline/v1/devices", None),
+        ("GET", "/firstline/v1/devices%0A", None),  # Starlette's patterns take a line break at the end
         ("POST", "/firstline/v1/devices", {"devices": ["cam-3"]}),
         ("PUT", "/fleet/v1/brake", {"escalations_per_hour": 0, "reason": "no"}),
         ("POST", ROLLOUTS, DEFINITION),
@@ -190,6 +191,20 @@ async def test_names_of_other_devices_are_left_out(site: Site) -> None:
             assert [one["device"] for one in found["device_alarms"]] == seen
         (contract,) = found["contracts"]
         assert [one["device"] for one in contract["contributions"]] == seen and contract["devices"] == 2
+
+
+async def test_cursors_name_no_other_device(site: Site) -> None:
+    for version in (1, 2):
+        for name in ("cam-1", "cam-2", "cam-3"):
+            measured = profile(1.0, version=version, machine=name)
+            await site.ask(None, "PUT", profile_path("digits", version, name), msgspec.to_builtins(measured))
+    pages, after = [], ""
+    while after is not None and len(pages) < 9:
+        path = f"{PROFILES_PATH}?limit=2&after={after}"
+        page = (await site.ask(person(Role.VIEWER, "site=kiel"), "GET", path)).json()
+        after = page["after"]
+        pages.append(([(one["version"], one["machine"]) for one in page["profiles"]], after))
+    assert pages == [([(1, "cam-1")], "digits/1/cam-1"), ([(2, "cam-1")], "digits/2/cam-1"), ([], None)]
 
 
 async def test_denied_reads_are_noted_once_and_denied_changes_always(site: Site) -> None:

@@ -17,7 +17,6 @@ from firstline_core.errors import ConflictError, NotFoundError, ProtocolError, R
 from firstline_core.fleet.profiles import (
     NewProfileRequest,
     ProfileEntry,
-    ProfilePage,
     ProfileRequest,
     ProfileRequests,
     entry_of,
@@ -71,12 +70,12 @@ class Profiles:
     clock: Clock
     on_desired: Callable[[], None]
 
-    async def page(self, after: Place, limit: int, *, bundle: str = "", machine: str = "") -> ProfilePage:
-        """Returns profiles after a place; see `records.page`."""
+    async def page(
+        self, after: Place, limit: int, *, bundle: str = "", machine: str = ""
+    ) -> tuple[list[ProfileEntry], bool]:
+        """Returns profiles after a place, and whether there are more; see `records.page`."""
         found = await self.store.read(lambda on: records.page(on, after, limit + 1, bundle=bundle, machine=machine))
-        shown = found[:limit]
-        last = shown[-1] if len(found) > limit else None
-        return ProfilePage(tuple(shown), f"{last.bundle}/{last.version}/{last.machine}" if last is not None else None)
+        return found[:limit], len(found) > limit
 
     async def get(self, place: Place) -> tuple[ProfileEntry, bytes]:
         """Returns the entry and the document of one profile.

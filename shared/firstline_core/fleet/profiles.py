@@ -57,6 +57,11 @@ class ProfileEntry(Struct, frozen=True):
     size_bytes: int
     sha256: Sha256
 
+    @property
+    def place(self) -> tuple[str, int, str]:
+        """Returns what identifies the profile, in the order of pages."""
+        return self.bundle, self.version, self.machine
+
 
 class ProfilePage(Struct, frozen=True):
     """A page of profiles, sorted by bundle, version and machine.

@@ -67,9 +67,15 @@ def profile_routes(profiles: Profiles, access: Access) -> APIRouter:
                 raise RequestError("`after` is what the page before said: BUNDLE/VERSION/MACHINE.")
             name, version, other = after.split("/")
             behind = name_of(name, "a bundle"), number_of(version, "a version"), name_of(other, "a machine")
-        page = await profiles.page(behind, limit, bundle=bundle, machine=machine)
-        shown = {name for name in {one.machine for one in page.profiles} if await sees(name)}
-        return answer(wire.ProfilePage(tuple(one for one in page.profiles if one.machine in shown), page.after))
+        shown: tuple[wire.ProfileEntry, ...] = ()
+        more = True
+        while more and not shown:
+            read, more = await profiles.page(behind, limit, bundle=bundle, machine=machine)
+            seen = {name for name in {one.machine for one in read} if await sees(name)}
+            shown = tuple(one for one in read if one.machine in seen)
+            behind = read[-1].place if read else behind
+        # The last one that is shown: a cursor must not name another machine.
+        return answer(wire.ProfilePage(shown, "{}/{}/{}".format(*shown[-1].place) if more else None))
 
     @router.get(_ONE, responses=UNCHANGED)
     async def read_profile(request: Request, place: PlaceDep, sees: Sees) -> Response:

@@ -70,7 +70,8 @@ async def test_an_upload_ends_the_request(bench: Bench) -> None:
     for refused in (bench.bring(2.0), bench.bring(1.0, version=2), bench.profiles.check_requested("cam", "digits", 2)):
         with pytest.raises(ConflictError, match=r"not asked for a profile of digits version . \(any more\)"):
             await refused
-    assert [entry.version for entry in (await bench.profiles.page(("", 0, ""), 10)).profiles] == [1]
+    found, more = await bench.profiles.page(("", 0, ""), 10)
+    assert ([entry.version for entry in found], more) == ([1], False)
 
 
 async def test_a_device_whose_answer_was_lost_uploads_again(bench: Bench) -> None:
