@@ -98,7 +98,7 @@ class FileRoute:
             model: name in the path.
             metadata: of the model, which says how a body is read.
             request: with its headers and its query.
-            body: as received.
+            body: without its Content-Encoding.
             principal: the authenticated caller.
 
         Raises:

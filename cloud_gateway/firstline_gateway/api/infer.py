@@ -94,8 +94,9 @@ class InferenceApp:
             caller = await authorize(self.identity, request, "infer")
             principal = caller.principal
             persons.check_none(request.headers)
-            with BodyShare(self.bodies, principal) as reserve:
-                body = await request.body(self.plane.limits, reserve)
+            with BodyShare(self.bodies, principal) as share:
+                body = await request.body(self.plane.limits, share)
+                body = await share.decompressed(request.headers, body, self.plane.limits)
                 reply = await route.endpoint(self, request, route, caller, body)
         except (ClientDisconnectedError, asyncio.CancelledError) as ended:
             is_recorded = request.info.disconnected or isinstance(ended, ClientDisconnectedError)  # or the server stops

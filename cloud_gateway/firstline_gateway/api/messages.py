@@ -30,7 +30,7 @@ _T = TypeVar("_T")
 
 
 async def read_body(request: Request, limits: Limits) -> bytes:
-    """Returns the body, decompressed.
+    """Returns the body, as received.
 
     Raises:
         PayloadTooLargeError: the body is over the limit.

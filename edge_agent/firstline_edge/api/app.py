@@ -100,7 +100,8 @@ class App:
             principal = "" if route.open_to_all else self._access.principal(request.headers)
             return await route.handler(self, request, principal)
         except FirstlineError as error:
-            return http.error_reply(_logged(error))
+            # Its traceback leads to this frame: only the garbage collector would free both, and the body.
+            return http.error_reply(_logged(error.with_traceback(None)))
         except ClientDisconnectedError:
             raise
         except asyncio.CancelledError:  # the server stops, and cancels what takes longer
@@ -148,8 +149,9 @@ class App:
 
     async def infer(self, request: Request, principal: str) -> Reply:
         plane = self.plane
-        with self.bodies.share(principal) as reserve:
-            body = await request.body(plane.limits, reserve)
+        with self.bodies.share(principal) as share:
+            body = await request.body(plane.limits, share)
+            body = await share.decompressed(request.headers, body, plane.limits)
             origin = Origin(request.info.arrived_s, principal, limits=plane.limits, trace=request.trace)
             inference = await http.read_infer_request(*_model(request), request.headers, body, origin)
             return http.response_reply(plane, inference, await plane.infer(inference))
@@ -178,8 +180,9 @@ class App:
         """Runs inference by file; a caller that accepts an event stream receives every answer to its request in it."""
         plane, model = self.plane, request.parameters["model"]
         with contextlib.ExitStack() as resources:
-            with self.bodies.share(principal) as take:
-                body = await request.body(plane.limits, take)
+            with self.bodies.share(principal) as share:
+                body = await request.body(plane.limits, share)
+                body = await share.decompressed(request.headers, body, plane.limits)
                 inference = await self.files.read(model, plane.short_metadata(model), request, body, principal)
                 if wants_picture(request.headers) or not wants_events(request.headers):
                     return await self.files.answer(inference, request)

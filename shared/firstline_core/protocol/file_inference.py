@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from firstline_core.ids import new_request_id
 from firstline_core.protocol import answer as answers
 from firstline_core.protocol import file_body, tensors
 from firstline_core.protocol import parameters as params
-from firstline_core.protocol.http import CONTENT_TYPE, decompressed, header, run_decoder
+from firstline_core.protocol.http import CONTENT_TYPE, header, run_decoder
 from firstline_core.protocol.oip import UNKNOWN, Origin, checked_id
 from firstline_core.types import (
     InferRequest,
@@ -42,20 +43,15 @@ async def read_request(
         metadata: metadata of the model.
         headers: headers of the request.
         query: query parameters of the request, unquoted.
-        body: body of the request, as received.
+        body: body of the request, without its Content-Encoding.
         origin: of the request; it came when its head came.
 
     Raises:
         RequestError: see `request_from_file`.
     """
     content_type = header(headers, CONTENT_TYPE) or ""
-
-    def decode() -> InferRequest:
-        plain = decompressed(headers, body, origin.limits)
-        return request_from_file(model, metadata, plain, content_type, query, origin=origin)
-
-    json_bytes = 0 if file_body.is_file(metadata, content_type) else len(body)
-    return await run_decoder(decode, json_bytes, compressed=header(headers, "Content-Encoding") is not None)
+    decode = partial(request_from_file, model, metadata, body, content_type, query, origin=origin)
+    return await run_decoder(decode, 0 if file_body.is_file(metadata, content_type) else len(body))
 
 
 def request_from_file(

@@ -12,6 +12,7 @@ import zlib
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from functools import partial
 from http import HTTPStatus
 from operator import attrgetter
 from typing import Any, Self, TypeVar
@@ -253,6 +254,7 @@ class BodyBudget:
     Attributes:
         held_bytes: of all bodies at this moment.
         of_principal: the same of each client that has any.
+        decompressing: held while a body is decompressed, until its bytes are reserved.
     """
 
     def __init__(self, limit_bytes: int, *, fair: bool = False) -> None:
@@ -260,6 +262,7 @@ class BodyBudget:
         self.fair = fair
         self.held_bytes = 0
         self.of_principal: dict[str, int] = {}
+        self.decompressing = asyncio.Lock()
 
     def share(self, principal: str) -> BodyShare:
         """Returns what one request holds: a function that reserves bytes, in a context that releases them."""
@@ -296,6 +299,27 @@ class BodyShare:
         budget.held_bytes += size_bytes
         budget.of_principal[self._principal] = of_client + size_bytes
         self._held_bytes += size_bytes
+
+    async def decompressed(self, headers: Mapping[str, str], body: bytes, limits: Limits) -> bytes:
+        """Returns a body without its Content-Encoding, see `decompressed`, and reserves what that adds.
+
+        One body at a time: only then it is known how large it is.
+
+        Args:
+            headers: by lower-case name.
+            body: whose bytes are reserved.
+            limits: of the body.
+
+        Raises:
+            QueueFullError: the bytes do not fit.
+            RequestError: see `decompressed`.
+        """
+        if "content-encoding" not in headers:
+            return body
+        async with self._budget.decompressing:
+            plain = await asyncio.get_running_loop().run_in_executor(_DECODING, decompressed, headers, body, limits)
+            self(max(0, len(plain) - len(body)))
+        return plain
 
     def __enter__(self) -> Self:
         return self
@@ -413,15 +437,14 @@ def decompressed(headers: Mapping[str, str], body: bytes, limits: Limits) -> byt
     return plain
 
 
-async def run_decoder(decode: Callable[[], T], json_bytes: int, *, compressed: bool = False) -> T:
+async def run_decoder(decode: Callable[[], T], json_bytes: int) -> T:
     """Calls `decode`, in a thread if it could block the event loop for long.
 
     Args:
         decode: decodes a request.
         json_bytes: bytes to parse; binary tensors do not count, because they are views of the body.
-        compressed: whether `decode` decompresses a body.
     """
-    if json_bytes <= _INLINE_JSON_BYTES and not compressed:
+    if json_bytes <= _INLINE_JSON_BYTES:
         return decode()
     return await asyncio.get_running_loop().run_in_executor(_DECODING, decode)
 
@@ -466,20 +489,15 @@ async def read_infer_request(
         model: name in the path, unquoted.
         version: version in the path, "" for the current one.
         headers: headers of the request.
-        body: body of the request, as received.
+        body: body of the request, without its Content-Encoding.
         origin: of the request; it came when its head came.
 
     Raises:
         RequestError: the request is invalid.
     """
-    length, is_compressed = header_length(headers), "content-encoding" in headers
-
-    def decode() -> InferRequest:
-        plain = decompressed(headers, body, origin.limits) if is_compressed else body
-        return decode_request(model, plain, length, origin, version=version)
-
-    json_bytes = len(body) if length is None or is_compressed else length
-    return await run_decoder(decode, json_bytes, compressed=is_compressed)
+    length = header_length(headers)
+    decode = partial(decode_request, model, body, length, origin, version=version)
+    return await run_decoder(decode, len(body) if length is None else length)
 
 
 def response_reply(plane: DataPlane, request: InferRequest, response: InferResponse) -> Reply:

@@ -1,11 +1,13 @@
 """V2 over HTTP without a framework, against a data plane in memory."""
 
+import asyncio
 import gzip
 import io
 import threading
 import tracemalloc
 import zlib
 from collections.abc import AsyncIterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from http.client import HTTPResponse
 from typing import Any
@@ -16,7 +18,7 @@ import pytest
 from httpx import Headers
 
 from firstline_core import errors
-from firstline_core.protocol import extensions, http, oip
+from firstline_core.protocol import extensions, http
 from firstline_core.protocol.data_plane import ModelState
 from firstline_core.protocol.http import closing_response, error_body, error_from, error_reply, status_of
 from firstline_core.protocol.limits import Limits
@@ -83,11 +85,12 @@ async def infer_reply(
     trust_request_id: bool = False,
     arrived_s: float = 0.0,
 ) -> http.Reply:
-    request = await http.read_infer_request(
-        *(model, version, {name.lower(): value for name, value in headers.items()}, body),
-        Origin(now_s=arrived_s, principal=principal, trust_request_id=trust_request_id, limits=tier.limits),
-    )
-    return http.response_reply(tier, request, await tier.infer(request))
+    received = {name.lower(): value for name, value in headers.items()}
+    origin = Origin(now_s=arrived_s, principal=principal, trust_request_id=trust_request_id, limits=tier.limits)
+    with http.BodyBudget(1 << 20).share(principal) as share:
+        plain = await share.decompressed(received, body, tier.limits)
+        request = await http.read_infer_request(model, version, received, plain, origin)
+        return http.response_reply(tier, request, await tier.infer(request))
 
 
 def json_of(reply: http.Reply) -> Any:
@@ -191,13 +194,51 @@ async def test_long_decoding_leaves_the_event_loop_to_others(
 ) -> None:
     threads: list[int] = []
 
-    def decode_request(*args: Any, **named: Any) -> InferRequest:
-        threads.append(threading.get_ident())
-        return oip.decode_request(*args, **named)
+    def noting(function: Any) -> Any:
+        def noted(*args: Any, **named: Any) -> Any:
+            threads.append(threading.get_ident())
+            return function(*args, **named)
 
-    monkeypatch.setattr(http, "decode_request", decode_request)
+        return noted
+
+    for name in ("decompressed", "decode_request"):
+        monkeypatch.setattr(http, name, noting(getattr(http, name)))
     assert (await infer_reply(Doubler(), "double", "", headers, body)).status == 200
-    assert (threads != [threading.get_ident()]) is aside
+    assert (threads[0] != threading.get_ident()) is aside
+
+
+async def test_decompressed_bodies_count_with_their_size() -> None:
+    """Otherwise many small bodies could become more than the memory holds."""
+    plain = bytes(1000)
+    sent, budget = gzip.compress(plain), http.BodyBudget(2500)
+
+    async def decompress(share: http.BodyShare) -> bytes:
+        share(len(sent))
+        return await share.decompressed({"content-encoding": "gzip"}, sent, Limits())
+
+    with budget.share("a") as one, budget.share("b") as other, budget.share("c") as third:
+        assert await decompress(one) == await decompress(other) == plain
+        assert budget.held_bytes == 2000
+        with pytest.raises(errors.QueueFullError):
+            await decompress(third)
+    assert budget.held_bytes == 0
+
+
+async def test_bodies_are_decompressed_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy event loop would reserve too late what a thread has decompressed meanwhile."""
+    sent, budget, held = gzip.compress(bytes(1000)), http.BodyBudget(5000), []
+
+    def noted(*args: Any) -> bytes:
+        held.append(budget.held_bytes)
+        return decompressed(*args)
+
+    decompressed = http.decompressed
+    monkeypatch.setattr(http, "decompressed", noted)
+    with ExitStack() as shares:
+        each = [shares.enter_context(budget.share(str(number))) for number in range(3)]
+        headers = {"content-encoding": "gzip"}
+        await asyncio.gather(*(share.decompressed(headers, sent, Limits()) for share in each))
+    assert held == [number * (1000 - len(sent)) for number in range(3)]
 
 
 def test_a_bomb_is_inflated_no_further_than_the_limit() -> None:
