@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -39,8 +40,8 @@ class Connection(HttpToolsProtocol):
 
     @property
     def waits_for_client(self) -> bool:
-        """Whether no request is complete that has no answer yet."""
-        return self.cycle is None or self.cycle.response_complete or self.cycle.more_body
+        """Whether no request is complete that has no answer yet, or the client does not read its answer."""
+        return self.cycle is None or self.cycle.response_complete or self.cycle.more_body or self.flow.write_paused
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._end_head()
@@ -60,6 +61,16 @@ class Connection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._end_head()
         super().on_headers_complete()
+        if self.parser.should_upgrade() and not self._should_upgrade():
+            # The parser stops here: it would take the body for the next request.
+            self.cycle.keep_alive = False
+
+    def handle_websocket_upgrade(self) -> None:
+        """Switches to WebSocket; ends the connection if the library refuses the head, which it does without a word."""
+        super().handle_websocket_upgrade()
+        protocol: Any = self.transport.get_protocol()
+        if not protocol.handshake_initiated:
+            self.transport.close()
 
     def _begin_head(self) -> None:
         if self._timer is None:

@@ -122,7 +122,7 @@ async def test_the_description_covers_every_address(gated: tuple[Gateway, GatedE
     }
     assert described == served
     said = {"/ca": 400, "answers": 404, "quota": 400, "/enroll": 400, "/renew": 401, "/revoke": 400, "{webhook}": 404}
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
         for path, method in described:
             if "infer" in path:  # the framework only describes these
                 continue
@@ -138,7 +138,7 @@ async def test_the_description_covers_every_address(gated: tuple[Gateway, GatedE
 
 async def test_the_description_is_encoded_once(gated: tuple[Gateway, GatedExecutor]) -> None:
     app = gated[0].control_plane()
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
         first = await client.get("/openapi.json")
         assert first.json() == app.openapi()
         with patch.object(app, "openapi", side_effect=AssertionError):
@@ -283,7 +283,7 @@ async def test_drain_timeout_refuses_requests_in_flight(tmp_path: Path, monkeypa
         await until(lambda: _depth(gateway) == 2)
         # Another is still being sent when the server ends its connections.
         reader, writer = await asyncio.open_connection("127.0.0.1", bound.getsockname()[1])
-        writer.write(f"POST {V2} HTTP/1.1\r\nHost: a\r\nContent-Length: 99\r\n\r\n{{".encode())
+        writer.write(f"POST {V2} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99\r\n\r\n{{".encode())
         os.kill(os.getpid(), signal.SIGTERM)
         for reply in await asyncio.gather(*asked):
             assert (reply.status_code, reply.json()["code"]) == (503, "not_ready")

@@ -92,7 +92,7 @@ async def test_slow_body_is_cut_off_and_others_are_answered(tmp_path: Path, monk
     monkeypatch.setattr(http, "GRACE_S", TIMEOUT_S)
     gateway, executor = gated_gateway(tmp_path)
     async with serving(gateway) as url, connected(url) as (reader, writer), httpx.AsyncClient(base_url=url) as client:
-        writer.write(f"POST {V2} HTTP/1.1\r\nHost: a\r\nContent-Length: 999999\r\n\r\n".encode() + b"a" * 100)
+        writer.write(f"POST {V2} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 999999\r\n\r\n".encode() + b"a" * 100)
         asked = asyncio.create_task(client.post(V2, content=BODY))
         async with asyncio.timeout(10):
             await until(lambda: executor.held)
@@ -148,7 +148,7 @@ async def test_unread_answers_end_the_connection(name: str, tmp_path: Path) -> N
                 while not ended:  # asks for large answers and never reads one
                     try:
                         async with asyncio.timeout(TIMEOUT_S):
-                            await loop.sock_sendall(found, b"GET /openapi.json HTTP/1.1\r\nHost: a\r\n\r\n" * 16)
+                            await loop.sock_sendall(found, b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n" * 16)
                     except TimeoutError:
                         continue
                     except OSError:
@@ -168,7 +168,7 @@ async def test_unread_answers_end_the_connection(name: str, tmp_path: Path) -> N
 )
 async def test_disconnect_within_a_body_is_not_an_error(tmp_path: Path, method: str, path: str) -> None:
     gateway, _ = gated_gateway(tmp_path, registry__blobs=str(tmp_path / "blobs"))
-    head = f"{method} {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n".encode()
+    head = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n".encode()
     with captured_lines("info") as lines:
         async with serving(gateway) as url, connected(url) as (_, writer):
             writer.write(head + b"{")
@@ -179,7 +179,7 @@ async def test_disconnect_within_a_body_is_not_an_error(tmp_path: Path, method: 
     assert failed == []
 
 
-REFUSED = f"POST {V2} HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\n"
+REFUSED = f"POST {V2} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3\r\n"
 
 
 async def all_of(reader: asyncio.StreamReader) -> bytes:

@@ -36,7 +36,7 @@ def asking(row: list[float], *, binary: bool = False, key: str = "", line: str =
     tensor: dict[str, Any] = {"name": "image", "datatype": "FP32", "shape": [1, 4]}
     lines = [
         "POST /v2/models/small/infer HTTP/1.1",
-        "Host: a",
+        "Host: localhost",
         line,
         *([f"Authorization: Bearer {key}"] if key else []),
     ]

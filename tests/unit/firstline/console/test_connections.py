@@ -3,7 +3,7 @@
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 
 import pytest
 import uvicorn
@@ -103,6 +103,22 @@ async def test_the_oldest_waiting_connection_gives_way(sent: bytes) -> None:
             writer.close()
 
 
+async def test_clients_that_read_no_answer_give_way() -> None:
+    app = PlainTextResponse("x" * 1_000_000)
+    async with serving(4, app) as address:
+        with ExitStack() as opened:
+            for _ in range(4):
+                client = opened.enter_context(socket.create_connection(address))
+                client.setblocking(False)
+                client.sendall(ASKED * 20)
+                await asyncio.get_running_loop().sock_recv(client, 1)
+            reader, writer = await asyncio.open_connection(*address)
+            writer.write(ASKED)
+            async with asyncio.timeout(10):
+                assert (await reader.readuntil(b"\r\n")).startswith(b"HTTP/1.1 200")
+            writer.close()
+
+
 async def test_strangers_who_only_connect_displace_no_answered_connection() -> None:
     async with serving(4) as address:
         reader, person = await asyncio.open_connection(*address)
@@ -125,4 +141,34 @@ async def test_an_answered_connection_stays_open(monkeypatch: pytest.MonkeyPatch
             await asyncio.sleep(pause_s)
             writer.write(ASKED)
             assert (await reader.readuntil(b"here")).startswith(b"HTTP/1.1 200")
+        writer.close()
+
+
+UPGRADE = b"Connection: Upgrade\r\nUpgrade: %b\r\n"
+
+
+async def test_body_after_another_protocol_is_no_request() -> None:
+    """A proxy that passes on `Upgrade` would take a second answer for that to another person's request."""
+    async with serving() as address:
+        reader, writer = await asyncio.open_connection(*address)
+        writer.write(b"POST / HTTP/1.1\r\nHost: a\r\n%bContent-Length: %d\r\n\r\n" % (UPGRADE % b"h2c", len(ASKED)))
+        assert (await reader.readuntil(b"here")).startswith(b"HTTP/1.1 200")
+        writer.write(ASKED)
+        assert await reader.read() == b""
+        writer.close()
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        pytest.param(b"GET / HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n", id="a body"),
+        pytest.param(b"GET / HTTP/1.1\r\nHost: a\r\n" + b"X: y\r\n" * 200, id="many headers"),
+    ],
+)
+async def test_refused_websocket_heads_end_their_connection(head: bytes) -> None:
+    """The library does not answer them; nothing else would close the connection."""
+    async with serving() as address:
+        reader, writer = await asyncio.open_connection(*address)
+        writer.write(head + UPGRADE % b"websocket" + b"\r\n")
+        await ended(reader)
         writer.close()
