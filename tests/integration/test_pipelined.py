@@ -32,7 +32,14 @@ BODY = b'{"inputs": [{"name": "image", "datatype": "FP32", "shape": [1, 1], "dat
 
 
 def asking(body: bytes, *lines: str, model: str = "digits") -> bytes:
-    head = [f"POST /v2/models/{model}/infer HTTP/1.1", "Host: localhost", f"Content-Length: {len(body)}", *lines, "", ""]
+    head = [
+        f"POST /v2/models/{model}/infer HTTP/1.1",
+        "Host: localhost",
+        f"Content-Length: {len(body)}",
+        *lines,
+        "",
+        "",
+    ]
     return "\r\n".join(head).encode() + body
 
 
@@ -158,7 +165,7 @@ async def test_refused_expect_100_ends_the_connection(gated: tuple[Gateway, Gate
     async with serving(gateway) as url, connected(url) as (reader, writer):
         huge = f"Content-Length: {gateway.plane.limits.body_bytes + 1}"
         writer.write(
-            f"POST /v2/models/digits/infer HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\n{huge}\r\n\r\n".encode()
+            f"POST /v2/models/digits/infer HTTP/1.1\r\nHost: [::1]\r\nExpect: 100-continue\r\n{huge}\r\n\r\n".encode()
         )
         answer = await reader.read()
         assert answer.startswith(b"HTTP/1.1 413")

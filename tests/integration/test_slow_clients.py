@@ -148,7 +148,9 @@ async def test_unread_answers_end_the_connection(name: str, tmp_path: Path) -> N
                 while not ended:  # asks for large answers and never reads one
                     try:
                         async with asyncio.timeout(TIMEOUT_S):
-                            await loop.sock_sendall(found, b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n" * 16)
+                            await loop.sock_sendall(
+                                found, b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n" * 16
+                            )
                     except TimeoutError:
                         continue
                     except OSError:
