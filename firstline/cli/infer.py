@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from firstline.workbench.infer import files_of, of_file, open_models, upright_image
     from firstline_core.bundle.manifest import MANIFEST_NAME
     from firstline_core.bundle.store import open_bundle
-    from firstline_core.protocol.file_inference import answer_json
-    from firstline_core.tasks import describe
     from firstline_core.tasks.drawing import caption
     from firstline_core.types import Route
 
@@ -148,10 +146,10 @@ def _opened_bundle(folder: Path, route: Route, draw: Path | None) -> Iterator[In
 
         def infer(file: Path, name: Path) -> dict[str, Any]:
             body = _read(file)
-            response = models.infer(body, route)
+            response, document = models.infer(body, route)
             if draw is not None:
                 _save(task.draw(upright_image(body, str(file)), response.arrays, 0), draw, name)
-            return answer_json(response, describe(task, response.arrays))
+            return document
 
         yield infer
 
@@ -195,6 +193,8 @@ def _said(answer: Mapping[str, Any]) -> str:
         return ", ".join(f"{count} {label}" for label, count in counts.items()) or "nothing"
     if "label" in answer:
         return f"{answer['label']} {answer['probability']:.3f}"
+    if "mask" in answer:
+        return ", ".join(f"{each['label']} {100 * each['share']:.4g} %" for each in answer["classes"]) or "nothing"
     return msgspec.json.encode(own_members(answer)).decode()
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 from PIL import Image, ImageOps
 
@@ -14,6 +15,7 @@ from firstline_core.bundle.loading import LoadedModel, Scorer, declared_inputs, 
 from firstline_core.bundle.manifest import valid_certificate
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import ConfigError, InvalidTensorError
+from firstline_core.file_route import answer_json, image_of
 from firstline_core.ids import new_request_id
 from firstline_core.processing.images import checked_header
 from firstline_core.protocol.file_inference import request_from_file
@@ -73,8 +75,8 @@ class LocalModels:
         self._certificate = valid_certificate(manifest, edge.model) if edge is not None else None
         self._metadata = ModelMetadata(manifest.name, (), "", manifest.input_tensors, manifest.task.outputs)
 
-    def infer(self, body: bytes, route: Route = Route.AUTO) -> InferResponse:
-        """Returns the answer to one file of one row.
+    def infer(self, body: bytes, route: Route = Route.AUTO) -> tuple[InferResponse, dict[str, Any]]:
+        """Returns the answer to one file of one row, and its form in JSON on the tiers' route for files.
 
         Args:
             body: an encoded image, or a row as JSON, as the tiers' route for files takes it.
@@ -86,9 +88,14 @@ class LocalModels:
         """
         manifest = self._manifest
         needed = self._edge.input_names if self._edge is not None else manifest.full_inputs
-        inputs = declared_inputs(request_from_file(manifest.name, self._metadata, body, "", {}), manifest, needed)
+        request = request_from_file(manifest.name, self._metadata, body, "", {})
+        inputs = declared_inputs(request, manifest, needed)
         if row_count(inputs) > 1:
             raise InvalidTensorError(f"The file has {row_count(inputs)} rows; send one row, or ask a running tier.")
+        response = self._infer(inputs, route)
+        return response, answer_json(response, manifest.task, {}, image_of(request.inputs))
+
+    def _infer(self, inputs: Arrays, route: Route) -> InferResponse:
         if self._full is None or (self._edge is not None and route is not Route.CLOUD):
             return self._from_edge(inputs, route)
         return self._from_full(inputs, Reason.REQUESTED if route is Route.CLOUD else Reason.HEAVY, None)

@@ -99,9 +99,8 @@ def _refuse_copies(dataset: Dataset, inputs: Sequence[InputSpec]) -> None:
     for sample, digest in zip(dataset.samples, dataset.row_digests(inputs), strict=True):
         known = seen.setdefault(digest, sample)
         if known is not sample:
-            raise ConfigError(
-                f"{dataset.entry_of(sample)}, which is byte for byte '{known.file}' of line {known.line}; {once}."
-            )
+            line = f" of line {known.line}" if known.line else ""
+            raise ConfigError(f"{dataset.entry_of(sample)}, which is byte for byte '{known.file}'{line}; {once}.")
 
 
 def preprocessed_rows(

@@ -220,7 +220,9 @@ class Dataset:
         """
         total = hashlib.sha256()
         for position, digest in enumerate(self.row_digests(inputs)):
-            labels = [f"{name} {_sha256(array[position])}" for name, array in sorted((truth or {}).items())]
+            labels = [
+                f"{name} {_sha256(array[position : position + 1])}" for name, array in sorted((truth or {}).items())
+            ]
             total.update(" ".join((digest, *labels, "\n")).encode())
         return total.hexdigest()
 
@@ -424,7 +426,7 @@ class Dataset:
         return f"{self.path / LABELS_NAME} cannot be read: there is no such file; {_EXPECTED}."
 
 
-def _sha256(array: np.ndarray[Any, Any] | np.generic) -> str:
+def _sha256(array: Array) -> str:
     if not array.dtype.hasobject:
         return hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
     parts = [hashlib.sha256(element).hexdigest() for element in array.ravel().tolist()]

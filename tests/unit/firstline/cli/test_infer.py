@@ -13,6 +13,7 @@ from support.agent import CHECKOUT, DIGITS
 from support.cli import in_one_line, run
 from support.images import encode
 from support.sample_bundles import colour_bundle, detector_bundle, number_bundle, solid
+from support.task_bundles import TASKS
 
 from firstline_core.bundle.store import Bundle, open_bundle
 
@@ -83,6 +84,17 @@ def test_answers_are_drawn_into_a_folder(tmp_path: Path) -> None:
     assert found["objects"] == [{"label": "dog", "score": 0.5, "box": {"x1": 0.0, "y1": 20.0, "x2": 40.0, "y2": 60.0}}]
     with Image.open(tmp_path / "drawn" / "white.png") as drawn:
         assert (drawn.size, drawn.getpixel((10, 60)) == (255, 255, 255)) == ((80, 80), False)
+
+
+def test_a_mask_covers_the_image(tmp_path: Path) -> None:
+    (tmp_path / "bundle").mkdir()
+    write, _ = TASKS["segmentation"]
+    write(tmp_path / "bundle")
+    (tmp_path / "red.png").write_bytes(encode(solid(0, 40)[:30]))
+    (found,) = _lines(tmp_path / "bundle", tmp_path / "red.png")
+    assert (found["width"], found["height"]) == (40, 30)
+    assert (found["mask"]["width"], found["mask"]["height"]) == (43, 32)
+    assert "red.png: red 100 % (edge" in _run(tmp_path / "bundle", tmp_path / "red.png").stdout
 
 
 def test_drawn_files_differ_by_the_whole_name_only_if_they_must(tmp_path: Path) -> None:

@@ -142,6 +142,8 @@ def test_a_copy_of_an_image_is_refused(tmp_path: Path) -> None:
         ConfigError, match=r"labels\.csv:72 names '70\.png', which is byte for byte '7\.png' of line 9; an"
     ):
         split_data(open_dataset(tmp_path), _IMAGE)
+    with pytest.raises(ConfigError, match=r"holds '70\.png', which is byte for byte '7\.png'; an image"):
+        split_data(open_dataset(tmp_path / "images"), _IMAGE)
     (tmp_path / "images/70.png").write_bytes(b"another")
     assert len(split_data(open_dataset(tmp_path), _IMAGE).make) == 60
 

@@ -11,6 +11,7 @@ from firstline_core.tasks.anomaly import Anomaly
 from firstline_core.tasks.arrays import LABEL
 from firstline_core.tasks.classification import Classification
 from firstline_core.tasks.embedding import Embedding
+from firstline_core.tasks.text import Text
 
 IMAGE = (InputSpec("image", "BYTES", (-1,), "image"),)
 TEN = Classification(tuple(f"class {number}" for number in range(10)))
@@ -68,6 +69,16 @@ def test_digest_covers_images_and_labels(tmp_path: Path) -> None:
     }
     found = {_digest(open_dataset(_folder(tmp_path / name, *other))) for name, other in others.items()}
     assert len(found - {first}) == 4
+
+
+def test_digest_covers_labels_of_text(tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text("x,text\n1,go\n2,no\n")
+    found, inputs = open_dataset(tmp_path / "rows.csv"), (InputSpec("x", "FP32", (-1, 1)),)
+    digest = found.digest(inputs, found.required_truth(Text()))
+    (tmp_path / "rows.csv").write_text("x,text\n1,go\n2,on\n")
+    changed = open_dataset(tmp_path / "rows.csv")
+    assert changed.digest(inputs) == found.digest(inputs)
+    assert changed.digest(inputs, changed.required_truth(Text())) != digest
 
 
 def test_archive_of_images_is_read(tmp_path: Path) -> None:
