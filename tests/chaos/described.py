@@ -1,7 +1,7 @@
 """Sends both tiers, as processes, what schemathesis makes of their OpenAPI descriptions: valid and invalid requests.
 
-Any answer is right but a 500, one with a status that the description does not name, none at all, and one after which
-the tier does not answer any more.
+Any answer is right but a 500, one with a status or a media type that the description does not name, none at all, and
+one after which the tier does not answer any more.
 """
 
 from dataclasses import dataclass, field
@@ -87,16 +87,19 @@ def _ask(tier: Tier, cases: SearchStrategy[Case[Any]], count: int, start: int, f
             case.path_parameters = {name: _KNOWN.get(name, value) for name, value in case.path_parameters.items()}
         where = f"{case.method} {case.formatted_path}"
         try:
-            status = case.call(base_url=tier.url, headers=tier.headers, timeout=_TIMEOUT_S).status_code
+            answer = case.call(base_url=tier.url, headers=tier.headers, timeout=_TIMEOUT_S)
         except _NO_REQUEST:  # not sent at all
             found.requests -= 1
             return
         except requests.exceptions.RequestException as error:
             found.faults.append(f"{where}: {error!r}"[:300])
             return
+        status, kind = answer.status_code, answer.headers.get("content-type", [""])[0].partition(";")[0]
         found.statuses[status] = found.statuses.get(status, 0) + 1
-        if status == httpx.codes.INTERNAL_SERVER_ERROR or str(status) not in case.operation.definition.raw["responses"]:
-            found.faults.append(f"{where}: {status} to {case.as_curl_command()}"[:1000])
+        described = case.operation.definition.raw["responses"].get(str(status))
+        is_described = described is not None and (not answer.content or kind in described.get("content", ()))
+        if status == httpx.codes.INTERNAL_SERVER_ERROR or not is_described:
+            found.faults.append(f"{where}: {status} {kind} to {case.as_curl_command()}"[:1000])
 
     try:
         send()

@@ -165,6 +165,11 @@ async def test_a_refusal_is_a_problem_document(operator: httpx.AsyncClient) -> N
         assert said["detail"].endswith(".") and "Traceback" not in said["detail"]
 
 
+async def test_a_fleet_refusal_names_the_scheme_of_keys(operator: httpx.AsyncClient) -> None:
+    refused = await operator.get("/fleet/v1/devices", headers={"Authorization": "Bearer wrong"})
+    assert (refused.status_code, refused.headers["www-authenticate"]) == (401, "Bearer")
+
+
 async def test_only_one_of_concurrent_changes_succeeds(
     gateway: Gateway, cam: httpx.AsyncClient, operator: httpx.AsyncClient
 ) -> None:

@@ -18,10 +18,13 @@ from firstline_core.errors import FirstlineError, RequestError, listed
 from firstline_core.protocol.http import JSON_TYPE
 from firstline_core.protocol.openapi import (
     MODEL,
+    RETRY_AFTER,
     VERSION,
     file_infer,
     identified,
     refusals,
+    request_header,
+    response_header,
     v2_infer,
 )
 from firstline_core.protocol.tensors import shown
@@ -96,15 +99,19 @@ _JOB = {
 _PENDING = {
     "202": {
         "description": "The job was accepted and is not answered yet.",
+        "headers": {
+            "Location": response_header("Where the answer of a new job is."),
+            "Preference-Applied": response_header("The part of `Prefer` that was honoured (RFC 7240)."),
+            **RETRY_AFTER,
+        },
         "content": {"application/json": {"schema": _JOB}},
     }
 }
-_PREFER = {
-    "name": "Prefer",
-    "in": "header",
-    "schema": {"enum": ["respond-async"]},
-    "description": "Store the request as a job and answer 202; the answer is fetched by id (RFC 7240).",
-}
+_PREFER = request_header(
+    "Prefer",
+    "Store the request as a job and answer 202; the answer is fetched by id (RFC 7240).",
+    {"enum": ["respond-async"]},
+)
 
 
 def describe(app: FastAPI) -> None:
@@ -114,11 +121,14 @@ def describe(app: FastAPI) -> None:
     def whole() -> dict[str, Any]:
         if app.openapi_schema is None:
             schema = framework()
-            for operation in (each for methods in schema["paths"].values() for each in methods.values()):
+            operations = [(path, each) for path, methods in schema["paths"].items() for each in methods.values()]
+            for path, operation in operations:
                 if "description" in operation:  # of the framework's routes: the docstring, which is one sentence
                     operation["summary"] = " ".join(operation.pop("description").split())
-                operation["responses"].pop("422", None)  # the framework's own, which is answered as a 400
-                operation["responses"] |= refusals()
+                own = operation["responses"]
+                if "HTTPValidationError" in str(own.get("422")):  # the framework's own, which is answered as a 400
+                    del own["422"]
+                own |= refusals(problems=path.startswith(errors.PROBLEMS_BELOW))
                 schema["components"].setdefault("schemas", {}).update(operation.pop(SCHEMAS, {}))
             schema["paths"]["/firstline/v1/answers/{request_id}"]["get"]["responses"] |= _PENDING
             inference = {

@@ -19,15 +19,19 @@ _FLEET = Limits(body_bytes=2 * MIB)
 _LISTED_LIMIT = 1000
 
 
+class _Pem(Response):
+    media_type = "application/x-pem-file"
+
+
 def enrolment_routes(identity: IdentityService) -> APIRouter:
     """Returns the routes of devices that enrol or renew."""
     router = APIRouter(tags=["devices"])
 
-    @router.get(wire.CA_PATH)
+    @router.get(wire.CA_PATH, response_class=_Pem)
     async def read_authorities() -> Response:
         """The certificate authorities for devices, as PEM. Needs no key: a join token has their hash."""
         pem = await identity.devices.authorities_pem()
-        return Response(pem, media_type="application/x-pem-file")
+        return _Pem(pem)
 
     @router.post(wire.ENROL_PATH, openapi_extra=body_schema(wire.EnrolRequest))
     async def enrol(request: Request) -> Response:

@@ -7,7 +7,6 @@ with the same codes and statuses.
 from __future__ import annotations
 
 import asyncio
-import math
 import re
 from collections.abc import Callable
 from http import HTTPStatus
@@ -31,7 +30,7 @@ from firstline_gateway.api.messages import response_of
 from firstline_gateway.telemetry.journal import unexpected
 
 _QUOTED = re.compile("'([^']+)'")
-_PROBLEMS_BELOW = "/fleet/"
+PROBLEMS_BELOW = "/fleet/"
 
 log = logger(__name__)
 
@@ -53,7 +52,7 @@ def install(app: FastAPI, on_error: Callable[[FirstlineError], None]) -> None:
 async def _project_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, FirstlineError)  # noqa: S101 (what it is registered for)
     _logged(error)
-    if not request.url.path.startswith(_PROBLEMS_BELOW):
+    if not request.url.path.startswith(PROBLEMS_BELOW):
         return response_of(error_reply(error))
     # On a device it means that an update does not fit on the disk; here, that the server cannot store the data.
     status = HTTPStatus.INSUFFICIENT_STORAGE if isinstance(error, NoRoomError) else status_of(error)
@@ -75,7 +74,7 @@ async def _framework_error(request: Request, error: Exception) -> Response:
         405: f"{path} does not take {request.method}; use {(error.headers or {}).get('Allow', 'another method')}.",
     }.get(error.status_code, HTTPStatus(error.status_code).description)
     described = _logged(RequestError(sentence))
-    if path.startswith(_PROBLEMS_BELOW):
+    if path.startswith(PROBLEMS_BELOW):
         response = _problem(error.status_code, described)
     else:
         response = response_of(Reply(error.status_code, {CONTENT_TYPE: JSON_TYPE}, error_body(described)))
@@ -109,10 +108,9 @@ def _problem(status: int, error: FirstlineError) -> Response:
         "code": error.code,
         "request_id": error.identify(),
     }
-    headers = {"Content-Type": "application/problem+json", "Cache-Control": "no-store"}
     if error.retry_after_s is not None:
-        headers["Retry-After"] = str(math.ceil(error.retry_after_s))
         body["retry_after_s"] = round(error.retry_after_s, 3)
+    headers = error_reply(error).headers | {CONTENT_TYPE: "application/problem+json", "Cache-Control": "no-store"}
     return Response(msgspec.json.encode(body), status, headers)
 
 

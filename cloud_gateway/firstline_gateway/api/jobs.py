@@ -22,7 +22,7 @@ from firstline_core.protocol import http
 from firstline_core.protocol.asgi import query_parameters
 from firstline_core.protocol.http import Reply
 from firstline_core.protocol.oip import Encoded, decode_response, encode_response
-from firstline_core.protocol.openapi import VIEW
+from firstline_core.protocol.openapi import BINARY_ANSWER, NO_MORE_EVENTS, TEXT, VIEW, request_header
 from firstline_core.types import InferRequest
 from firstline_gateway.api.auth import Access, Principal, authorize, is_still_authorized
 from firstline_gateway.api.messages import json_response, response_of
@@ -38,18 +38,16 @@ HEARTBEAT_S = 15.0
 _PREFER = "respond-async"
 _COME_BACK_S = "1"
 Form = Annotated[Literal["short", "v2"], Query(description="As short JSON, or as tensors.")]
-_WAIT = {
-    "name": "Prefer",
-    "in": "header",
-    "schema": {"type": "string", "pattern": "^wait=[0-9]+$"},
-    "description": f"wait=SECONDS: how long to wait for the answer (RFC 7240), at most {WAIT_LIMIT_S}.",
-}
-_LAST_EVENT_ID = {
-    "name": "Last-Event-ID",
-    "in": "header",
-    "schema": {"enum": ["0", "1", "2"]},
-    "description": "The id of the last event received; after 2 there are no more, and the answer is 204.",
-}
+_WAIT = request_header(
+    "Prefer",
+    f"wait=SECONDS: how long to wait for the answer (RFC 7240), at most {WAIT_LIMIT_S}.",
+    {"type": "string", "pattern": "^wait=[0-9]+$"},
+)
+_LAST_EVENT_ID = request_header(
+    "Last-Event-ID",
+    "The id of the last event received; after 2 there are no more, and the answer is 204.",
+    {"enum": ["0", "1", "2"]},
+)
 
 
 def is_asynchronous(headers: Mapping[str, str]) -> bool:
@@ -77,7 +75,7 @@ def job_routes(jobs: Jobs, files: FileRoute, identity: IdentityService, access: 
     """Returns the routes of jobs."""
     router = APIRouter(prefix="/firstline/v1/answers", tags=["answers"], dependencies=[Depends(access.scope("infer"))])
 
-    @router.get("/{request_id}", openapi_extra={"parameters": [*VIEW, _WAIT]})
+    @router.get("/{request_id}", openapi_extra={"parameters": [*VIEW, _WAIT], "responses": {"200": BINARY_ANSWER}})
     async def fetch(request: Request, principal: Principal, request_id: str, form: Form = "short") -> Response:
         """The answer of a job (gateway; 202 while it waits or runs) or of a promise (agent). Only for its caller."""
         wait_s = _wait_s(request)
@@ -91,11 +89,10 @@ def job_routes(jobs: Jobs, files: FileRoute, identity: IdentityService, access: 
     @router.get(
         "/{request_id}/events",
         response_class=StreamingResponse,
-        responses={
-            200: {"content": {http.EVENT_STREAM_TYPE: {"schema": {"type": "string"}}}},
-            204: {"description": "There are no more events."},
+        openapi_extra={
+            "parameters": [*VIEW, _LAST_EVENT_ID],
+            "responses": {"200": {"content": {http.EVENT_STREAM_TYPE: TEXT}}, **NO_MORE_EVENTS},
         },
-        openapi_extra={"parameters": [*VIEW, _LAST_EVENT_ID]},
     )
     async def follow(request: Request, principal: Principal, request_id: str, form: Form = "short") -> Response:
         """The answer as server-sent events: a gateway sends one, an agent the present answer and then the final one."""

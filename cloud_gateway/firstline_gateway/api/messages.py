@@ -15,6 +15,7 @@ from firstline_core.errors import ConflictError, RequestError
 from firstline_core.protocol import http
 from firstline_core.protocol.http import Reply, json_reply
 from firstline_core.protocol.limits import Limits
+from firstline_core.protocol.openapi import request_header, response_header
 from firstline_core.protocol.tensors import shown
 from firstline_core.storage.structs import fault_of
 from firstline_core.types import Name
@@ -54,11 +55,19 @@ async def body_of(request: Request, kind: type[_T], limits: Limits = BODY) -> _T
         raise RequestError(f"The body is not valid: {fault}; GET /openapi.json has its schema.") from error
 
 
-NEW: dict[int | str, dict[str, Any]] = {201: {"description": "It is new."}}
+NEW: dict[int | str, dict[str, Any]] = {201: {"description": "It is new.", "content": {"application/json": {}}}}
 """A further response of a route, for its description."""
 
-UNCHANGED: dict[int | str, dict[str, Any]] = {304: {"description": "The caller has it already (If-None-Match)."}}
-"""A further response of a route with an `ETag`, for its description."""
+ETAG = {"ETag": response_header("Changes with the content.")}
+IF_MATCH = request_header("If-Match", "The ETag that was read; 409 if it has changed since.")
+UNCHANGED: dict[str, Any] = {
+    "parameters": [request_header("If-None-Match", "The ETag of the content that the caller has.")],
+    "responses": {
+        "200": {"headers": ETAG},
+        "304": {"description": "The caller has it already (If-None-Match).", "headers": ETAG},
+    },
+}
+"""What a route with an `ETag` adds to its description."""
 
 SCHEMAS = "x-schemas"
 """The schemas to which a route refers, until `describe` moves them to the components of the whole description."""

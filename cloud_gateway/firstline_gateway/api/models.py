@@ -6,6 +6,7 @@ from fastapi import APIRouter, Depends, Request
 from starlette.responses import Response
 
 from firstline_core.protocol import extensions, http
+from firstline_core.protocol.openapi import INDEX_BODY, LOADING_BODY
 from firstline_gateway.api.auth import Access
 from firstline_gateway.api.messages import json_response, read_body, response_of
 from firstline_gateway.models.repository import Repository
@@ -65,7 +66,7 @@ def metadata_routes(plane: GatewayDataPlane, repository: Repository, access: Acc
         """Triton's configuration of a version; of the current one if none is named."""
         return json_response(plane.config(model, version))
 
-    @router.post(extensions.INDEX_PATH)
+    @router.post(extensions.INDEX_PATH, openapi_extra={"requestBody": {"content": INDEX_BODY}})
     async def repository_index(request: Request) -> Response:
         """Triton's list of models; the body is empty, or {"ready": true}."""
         return response_of(extensions.index_reply(plane, await read_body(request, extensions.REPOSITORY_LIMITS)))
@@ -92,14 +93,14 @@ def repository_routes(plane: GatewayDataPlane, access: Access) -> APIRouter:
     """Returns the routes with which operators load and unload models."""
     router = APIRouter(tags=["models"], dependencies=[Depends(access.scope("fleet"))])
 
-    @router.post("/v2/repository/models/{model}/load")
+    @router.post("/v2/repository/models/{model}/load", openapi_extra={"requestBody": {"content": LOADING_BODY}})
     async def load_model(request: Request, model: str) -> Response:
         """Reload all versions of a model; if one does not load, the previous ones stay."""
         return response_of(
             await extensions.load_reply(plane, model, await read_body(request, extensions.REPOSITORY_LIMITS))
         )
 
-    @router.post("/v2/repository/models/{model}/unload")
+    @router.post("/v2/repository/models/{model}/unload", openapi_extra={"requestBody": {"content": LOADING_BODY}})
     async def unload_model(request: Request, model: str) -> Response:
         """Unload a model, and free its memory once requests in flight are answered."""
         return response_of(

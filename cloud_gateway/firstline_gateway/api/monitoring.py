@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Depends
 from msgspec.structs import asdict
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
 
 from firstline_core.errors import CapacityError
 from firstline_core.fleet.rest import WEBHOOKS_PATH
@@ -25,7 +25,7 @@ def metrics_routes(metrics: RequestMetrics, access: Access) -> APIRouter:
     """Returns the route of the metrics."""
     router = APIRouter(tags=["health"], dependencies=[Depends(access.metrics)])
 
-    @router.get("/metrics")
+    @router.get("/metrics", response_class=PlainTextResponse)
     async def read_metrics(request: Request) -> Response:
         """Prometheus metrics, for an API key of any scope; for all callers if api.open_metrics is set."""
         content, content_type = metrics.render(request.headers.get("accept", ""))

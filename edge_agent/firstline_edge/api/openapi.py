@@ -6,13 +6,16 @@ from typing import Any
 
 from firstline_core.protocol.http import EVENT_STREAM_TYPE
 from firstline_core.protocol.openapi import (
-    ANY_OBJECT,
+    INDEX_BODY,
     JSON,
+    LOADING_BODY,
     MODEL,
+    NO_MORE_EVENTS,
     VIEW,
     file_infer,
     operation,
     path_parameter,
+    request_header,
 )
 
 
@@ -24,8 +27,7 @@ def get(
 
 
 def _change(summary: str) -> dict[str, Any]:
-    body = {JSON: {"schema": {"type": "object", "properties": {"parameters": ANY_OBJECT}}}}
-    return operation("models", summary, MODEL, body=body, body_required=False, answer="Done.")
+    return operation("models", summary, MODEL, body=LOADING_BODY, body_required=False, answer="Done.")
 
 
 _REQUEST_ID = path_parameter("request_id", "From an answer's parameters.")
@@ -35,17 +37,16 @@ _FORM = {
     "schema": {"enum": ["short", "v2"]},
     "description": "As short JSON, or as tensors.",
 }
-_LAST_EVENT_ID = {
-    "name": "Last-Event-ID",
-    "in": "header",
-    "schema": {"enum": ["0", "1", "2"]},
-    "description": "Id of the last event received: 1 is the provisional answer, 2 the final one.",
-}
+_LAST_EVENT_ID = request_header(
+    "Last-Event-ID",
+    "Id of the last event received: 1 is the provisional answer, 2 the final one, after which the answer is 204.",
+    {"enum": ["0", "1", "2"]},
+)
 
 INDEX = operation(
     "models",
     'Triton\'s list of models; the body is empty, or {"ready": true}.',
-    body={JSON: {"schema": {"type": "object", "properties": {"ready": {"type": "boolean"}}}}},
+    body=INDEX_BODY,
     body_required=False,
 )
 ROLL_BACK = operation(
@@ -80,7 +81,7 @@ PURGE = operation(
     },
     answer="What was erased.",
 )
-INFER_FILE = file_infer(["auto", "edge", "cloud"], ["any", "local_only"])
+INFER_FILE = file_infer(["auto", "edge", "cloud"], ["any", "local_only"], EVENT_STREAM_TYPE)
 LIVE = get("health", "Is the process up? Needs no token.", open_to_all=True)
 READY = get("health", "Does it accept requests? 400 while it does not.", open_to_all=True)
 STATUS = get("health", "State of the agent: models, links, cache, outbox, budgets.")
@@ -93,3 +94,4 @@ EVENTS = get(
     *(_REQUEST_ID, _FORM, *VIEW, _LAST_EVENT_ID),
     content=EVENT_STREAM_TYPE,
 )
+EVENTS["responses"] |= NO_MORE_EVENTS

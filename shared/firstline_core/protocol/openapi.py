@@ -12,6 +12,7 @@ from typing import Any
 from firstline_core.types import SOURCE_LIMIT, Reason, Status, Tier
 
 JSON = "application/json"
+BINARY = "application/octet-stream"
 
 
 def path_parameter(name: str, description: str) -> dict[str, Any]:
@@ -21,12 +22,25 @@ def path_parameter(name: str, description: str) -> dict[str, Any]:
 
 MODEL = path_parameter("model", "Its name.")
 VERSION = path_parameter("version", "The bundle's version.")
-_HEADER_LENGTH = {
-    "name": "Inference-Header-Content-Length",
-    "in": "header",
-    "schema": {"type": "integer"},
-    "description": "Bytes of JSON before the binary tensors; absent where the body is JSON alone.",
-}
+
+
+def request_header(name: str, description: str, schema: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Returns the description of a header that a caller may send; a string without a schema."""
+    return {"name": name, "in": "header", "schema": schema or {"type": "string"}, "description": description}
+
+
+def response_header(description: str, kind: str = "string") -> dict[str, Any]:
+    """Returns the description of a header of some answers."""
+    return {"schema": {"type": kind}, "description": description}
+
+
+RETRY_AFTER = {"Retry-After": response_header("Seconds after which to try again, if known.", "integer")}
+_LENGTH_NAME = "Inference-Header-Content-Length"
+_LENGTH = "Bytes of JSON before the binary tensors; absent where the body is JSON alone."
+_TRACE = (
+    request_header("traceparent", "The trace of the request (W3C Trace Context)."),
+    request_header("tracestate", "Accompanies `traceparent`."),
+)
 # Generators of typed clients take an object without properties for an empty one unless it says this.
 ANY_OBJECT = {"type": "object", "additionalProperties": True}
 _TENSOR = {
@@ -97,6 +111,19 @@ _ERROR = {
         "retry_after_s": {"type": "number"},
     },
 }
+_PROBLEM = {
+    "type": "object",
+    "required": ["type", "title", "status", "detail", "code", "request_id"],
+    "properties": {
+        "type": {"type": "string"},
+        "title": {"type": "string"},
+        "status": {"type": "integer"},
+        "detail": {"type": "string"},
+        "code": {"type": "string"},
+        "request_id": {"type": "string"},
+        "retry_after_s": {"type": "number"},
+    },
+}
 _OPTIONS = {
     "wait": {"enum": ["final", "first"]},
     "timeout": {"type": "integer", "minimum": 0, "description": "Microseconds; 0 for the tier's default."},
@@ -111,11 +138,21 @@ _OPTIONS = {
         "description": "The camera, microphone or machine of the input; audits of one source keep a distance in time.",
     },
 }
-_BYTES = {"schema": {"type": "string", "format": "binary"}}
+BYTES = {"schema": {"type": "string", "format": "binary"}}
+TEXT = {"schema": {"type": "string"}}
 
 
-def refusals() -> dict[str, Any]:
-    """Returns the error responses of any route."""
+BINARY_ANSWER = {"content": {BINARY: BYTES}, "headers": {_LENGTH_NAME: response_header(_LENGTH, "integer")}}
+"""What an answer with binary tensors adds to its description."""
+INDEX_BODY = {JSON: {"schema": {"type": "object", "properties": {"ready": {"type": "boolean"}}}}}
+"""Of the repository's index; may be absent."""
+LOADING_BODY = {JSON: {"schema": {"type": "object", "properties": {"parameters": ANY_OBJECT}}}}
+"""Of loading and unloading; may be absent."""
+NO_MORE_EVENTS = {"204": {"description": "There are no more events."}}
+
+
+def refusals(problems: bool = False) -> dict[str, Any]:
+    """Returns the error responses of any route; `problems` are in the form of RFC 9457."""
     texts = {
         "400": "The request does not say what it must.",
         "401": "No valid key, token or certificate.",
@@ -128,8 +165,20 @@ def refusals() -> dict[str, Any]:
         "503": "No room now; Retry-After says when to come back.",
         "504": "The deadline passed before the request's turn.",
     }
-    content = {JSON: {"schema": _ERROR}}
-    return {status: {"description": text, "content": content} for status, text in texts.items()}
+    headers = {
+        "401": {"WWW-Authenticate": response_header("Bearer.")},
+        **dict.fromkeys(("429", "503"), RETRY_AFTER),
+    }
+    return {
+        status: refusal(text, problems) | ({"headers": headers[status]} if status in headers else {})
+        for status, text in texts.items()
+    }
+
+
+def refusal(description: str, problem: bool = False) -> dict[str, Any]:
+    """Returns one error response."""
+    content = {"application/problem+json": {"schema": _PROBLEM}} if problem else {JSON: {"schema": _ERROR}}
+    return {"description": description, "content": content}
 
 
 def identified(document: dict[str, Any]) -> dict[str, Any]:
@@ -182,9 +231,12 @@ def v2_infer(summary: str, *path: dict[str, Any]) -> dict[str, Any]:
         summary: one sentence.
         path: parameters of the path.
     """
-    body = {JSON: {"schema": _REQUEST}, "application/octet-stream": _BYTES}
-    answers = {JSON: {"schema": _RESPONSE}, "application/octet-stream": _BYTES}
-    return operation("inference", summary, *path, _HEADER_LENGTH, body=body, answers=answers)
+    length = request_header(_LENGTH_NAME, _LENGTH, {"type": "integer"})
+    body = {JSON: {"schema": _REQUEST}, BINARY: BYTES}
+    answers = {JSON: {"schema": _RESPONSE}, BINARY: BYTES}
+    described = operation("inference", summary, *path, length, *_TRACE, body=body, answers=answers)
+    described["responses"]["200"] |= {"headers": BINARY_ANSWER["headers"]}
+    return described
 
 
 def _query(name: str, schema: dict[str, Any], description: str) -> dict[str, Any]:
@@ -204,26 +256,36 @@ VIEW = (
 """Query parameters about the description of an answer; see `firstline_core/file_route.py`."""
 
 
-def file_infer(routes: Sequence[str], privacies: Sequence[str]) -> dict[str, Any]:
+def file_infer(routes: Sequence[str], privacies: Sequence[str], *more_types: str) -> dict[str, Any]:
     """Returns the operation of inference by file.
 
     Args:
         routes: values of the query parameter `route` on this tier.
         privacies: values of `privacy`.
+        more_types: media types of text in which this tier also answers.
     """
     query = {"route": {"enum": routes}, "privacy": {"enum": privacies}, **_OPTIONS}
-    return operation(
+    described = operation(
         "inference",
         "Send a file (an image, a recording, text, or JSON) and read what the model found.",
         MODEL,
         *({"name": name, "in": "query", "schema": schema} for name, schema in query.items()),
         *VIEW,
         {"name": "id", "in": "query", "schema": {"type": "string"}, "description": "Your own; the answer repeats it."},
+        *_TRACE,
         body={  # any other type is read as the file itself
-            "application/octet-stream": _BYTES,
-            "multipart/form-data": {"schema": {"type": "object", "additionalProperties": _BYTES["schema"]}},
+            BINARY: BYTES,
+            "multipart/form-data": {"schema": {"type": "object", "additionalProperties": BYTES["schema"]}},
             JSON: {"schema": {}},
         },
         answer="The answer of the model's task, such as a label, or objects with boxes; or a picture of it.",
-        answers={JSON: {"schema": _FILE_ANSWER}, "image/jpeg": _BYTES},
+        answers={
+            JSON: {"schema": _FILE_ANSWER},
+            "image/jpeg": BYTES,
+            **dict.fromkeys(more_types, TEXT),
+        },
     )
+    fields = response_header("Of a picture: the fields of every answer, as JSON.")
+    described["responses"]["200"]["headers"] = {"Firstline-Answer": fields}
+    described["responses"]["406"] = refusal("`Accept` names only types of images that are not drawn.")
+    return described

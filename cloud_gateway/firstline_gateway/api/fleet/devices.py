@@ -21,6 +21,7 @@ from firstline_core.fleet.twin import LIMIT_BYTES, Brake, Reported
 from firstline_core.protocol.limits import Limits
 from firstline_gateway.api.auth import Access, CallingDevice, OnBehalf, Operator, OwnSelector
 from firstline_gateway.api.messages import (
+    IF_MATCH,
     PAGE,
     UNCHANGED,
     DeviceName,
@@ -65,13 +66,13 @@ def device_routes(fleet: Fleet, enrolled: Devices, access: Access) -> APIRouter:
         wanted = Filter(selector, search, model, version, presence, accepted)
         return answer(await fleet.page(after, limit, wanted, sort))
 
-    @router.get(_ONE, responses=UNCHANGED)
+    @router.get(_ONE, openapi_extra=UNCHANGED)
     async def read_device(request: Request, name: DeviceName) -> Response:
         """One device: its desired and reported state, and when it was last seen."""
         device = await fleet.device(name)
         return cached_response(request, msgspec.json.encode(device), _etag(device), "no-cache")
 
-    @router.patch(_ONE, openapi_extra=body_schema(rest.DeviceChange))
+    @router.patch(_ONE, openapi_extra=body_schema(rest.DeviceChange) | {"parameters": [IF_MATCH]})
     async def change_device(request: Request, principal: Operator, name: DeviceName) -> Response:
         """Tag a device, or accept it."""
         change = await body_of(request, rest.DeviceChange)
@@ -141,7 +142,7 @@ def twin_routes(fleet: Fleet, access: Access) -> APIRouter:
     """Returns the routes of a device that has no broker."""
     router = APIRouter(tags=["twins"], dependencies=[Depends(access.device)])
 
-    @router.get(rest.TWIN_PATH, responses=UNCHANGED)
+    @router.get(rest.TWIN_PATH, openapi_extra=UNCHANGED)
     async def read_desired(request: Request, device: CallingDevice) -> Response:
         """The desired state of this device; 304 if it is unchanged (If-None-Match)."""
         desired = await fleet.desired(device)

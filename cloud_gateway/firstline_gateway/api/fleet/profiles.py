@@ -77,7 +77,7 @@ def profile_routes(profiles: Profiles, access: Access) -> APIRouter:
         # The last one that is shown: a cursor must not name another machine.
         return answer(wire.ProfilePage(shown, "{}/{}/{}".format(*shown[-1].place) if more else None))
 
-    @router.get(_ONE, responses=UNCHANGED)
+    @router.get(_ONE, openapi_extra=UNCHANGED)
     async def read_profile(request: Request, place: PlaceDep, sees: Sees) -> Response:
         """One profile."""
         if not await sees(place[2]):

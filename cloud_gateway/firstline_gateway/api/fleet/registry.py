@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from fastapi import APIRouter, Depends, Path, Request
 from pydantic import AfterValidator
@@ -13,10 +13,12 @@ from firstline_core.errors import NotFoundError, RequestError
 from firstline_core.fleet import registry as wire
 from firstline_core.protocol.http import limited_chunks, timed_chunks
 from firstline_core.protocol.limits import Limits
+from firstline_core.protocol.openapi import BINARY, BYTES, refusal, request_header
 from firstline_core.protocol.tensors import shown
 from firstline_core.types import ModelKey
 from firstline_gateway.api.auth import Access, Operator
 from firstline_gateway.api.messages import (
+    ETAG,
     NEW,
     PAGE,
     UNCHANGED,
@@ -40,9 +42,23 @@ if TYPE_CHECKING:  # loads python-tuf, which a gateway without a registry does n
 
 _PUBLICATION = Limits(body_bytes=wire.PUBLICATION_LIMIT_BYTES)
 _PAGE_LIMIT = 200
-_PART: dict[int | str, dict[str, Any]] = {
-    206: {"description": "A part of the file."},
-    416: {"description": "The file has no such part."},
+_FILE = {"content": {BINARY: BYTES}, "headers": ETAG}
+_READ_BLOB = {
+    "parameters": [
+        *UNCHANGED["parameters"],
+        request_header("Range", "The part, such as `bytes=0-1023`."),
+        request_header("If-Range", "The ETag of the file of which the caller has other parts."),
+    ],
+    "responses": {
+        **UNCHANGED["responses"],
+        "200": {"description": "The file.", **_FILE},
+        "206": {"description": "A part of the file.", **_FILE},
+        "416": {"description": "The file has no such part.", "headers": ETAG},
+    },
+}
+_NO_ROOM = {"507": refusal("There is no room for it on the disk.", problem=True)}
+_PUBLISH = body_schema(wire.Publication) | {
+    "responses": _NO_ROOM | {"422": refusal("The metadata is expired, or lacks a valid signature.", problem=True)}
 }
 _BLOB = wire.BLOBS_PATH + "/{sha256}"
 _BUNDLE = wire.BUNDLES_PATH + "/{model}/versions/{version}"
@@ -50,12 +66,7 @@ _ALIAS = wire.ALIASES_PATH + "/{model}/{alias}"
 _SHA256_LENGTH = 64
 # A hash names content that never changes. Shared caches cannot check access, so only private ones may store it.
 _IMMUTABLE = "private, max-age=31536000, immutable"
-_BINARY_BODY = {
-    "requestBody": {
-        "required": True,
-        "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
-    }
-}
+_WRITE_BLOB = {"requestBody": {"required": True, "content": {BINARY: BYTES}}, "responses": _NO_ROOM}
 
 
 def _sha256_of(text: str) -> str:
@@ -71,8 +82,8 @@ def file_routes(registry: Registry | None, access: Access) -> APIRouter:
     """Returns the routes from which devices fetch files and metadata."""
     router = APIRouter(tags=["registry"], dependencies=[Depends(access.device_or_fleet)])
 
-    @router.head(_BLOB, responses=UNCHANGED | _PART)
-    @router.get(_BLOB, responses=UNCHANGED | _PART)
+    @router.head(_BLOB, response_class=StreamingResponse, openapi_extra=_READ_BLOB)
+    @router.get(_BLOB, response_class=StreamingResponse, openapi_extra=_READ_BLOB)
     async def read_blob(request: Request, sha256: Sha256) -> Response:
         """The bytes of a file, or a part of them (Range, If-Range); HEAD returns its size."""
         files = _opened(registry).files
@@ -94,7 +105,7 @@ def file_routes(registry: Registry | None, access: Access) -> APIRouter:
         return StreamingResponse(files.read(sha256, start, end), 206 if part is not None else 200, headers)
 
     @router.head(wire.METADATA_PATH + "/{name}", include_in_schema=False)
-    @router.get(wire.METADATA_PATH + "/{name}", responses=UNCHANGED)
+    @router.get(wire.METADATA_PATH + "/{name}", openapi_extra=UNCHANGED)
     async def read_metadata(request: Request, name: str) -> Response:
         """Signed metadata, as The Update Framework names it: timestamp.json, 3.root.json."""
         content = (await _opened(registry).metadata(name)).content
@@ -108,7 +119,7 @@ def publication_routes(registry: Registry | None, access: Access) -> APIRouter:
     """Returns the routes that publish files and metadata."""
     router = APIRouter(tags=["registry"], dependencies=[Depends(access.scope("fleet"))])
 
-    @router.put(_BLOB, responses=NEW, openapi_extra=_BINARY_BODY)
+    @router.put(_BLOB, responses=NEW, openapi_extra=_WRITE_BLOB)
     async def write_blob(request: Request, sha256: Sha256) -> Response:
         """Store a file: 201 if it is new, 200 if it exists; its body is then not read."""
         files = _opened(registry).files
@@ -118,7 +129,7 @@ def publication_routes(registry: Registry | None, access: Access) -> APIRouter:
         is_new = await files.put(sha256, parts, None if declared is None else int(declared))
         return answer({"sha256": sha256, "new": is_new}, 201 if is_new else 200)
 
-    @router.post(wire.METADATA_PATH, openapi_extra=body_schema(wire.Publication))
+    @router.post(wire.METADATA_PATH, openapi_extra=_PUBLISH)
     async def publish(request: Request, principal: Operator) -> Response:
         """Publish newly signed root and targets metadata, atomically."""
         publication = await body_of(request, wire.Publication, _PUBLICATION)

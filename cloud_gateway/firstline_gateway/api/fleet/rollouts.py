@@ -11,8 +11,10 @@ from starlette.responses import Response
 from firstline_core.errors import RequestError, listed
 from firstline_core.fleet import rollout as wire
 from firstline_core.fleet.persons import Person
+from firstline_core.protocol.openapi import request_header
 from firstline_gateway.api.auth import Access, OnBehalf, Operator
 from firstline_gateway.api.messages import (
+    IF_MATCH,
     PAGE,
     OptionalBundleName,
     OptionalDeviceName,
@@ -30,6 +32,8 @@ from firstline_gateway.rollouts.rollouts import Rollouts
 
 _ONE = wire.ROLLOUTS_PATH + "/{rollout_id}"
 _KEY_CHARACTERS = 255
+_IDEMPOTENCY_KEY = request_header("Idempotency-Key", "Your own; a repeated request with it creates no second rollout.")
+_CREATE = body_schema(Definition) | {"parameters": [_IDEMPOTENCY_KEY]}
 _LookPosition = Annotated[str, Query(pattern=r"^([0-9]{1,6}\.[0-9]{1,9})?$", description="A look, as `after` said.")]
 
 
@@ -48,7 +52,7 @@ def rollout_routes(rollouts: Rollouts, access: Access) -> APIRouter:
         """The rollouts, newest first; of one bundle, or of all."""
         return answer(await _seen_page(rollouts, person, after, limit, bundle))
 
-    @router.post(wire.ROLLOUTS_PATH, status_code=201, openapi_extra=body_schema(Definition))
+    @router.post(wire.ROLLOUTS_PATH, status_code=201, openapi_extra=_CREATE)
     async def create_rollout(request: Request, principal: Operator, person: OnBehalf) -> Response:
         """Create a rollout, which is not started yet; with an Idempotency-Key only once."""
         key = _idempotency_key(request)
@@ -98,7 +102,7 @@ def rollout_routes(rollouts: Rollouts, access: Access) -> APIRouter:
         await check_own(rollouts, person, rollout_id)
         return answer(await rollouts.devices(rollout_id, state.value if state is not None else "", after, limit))
 
-    @router.post(_ONE + "/{command}")
+    @router.post(_ONE + "/{command}", openapi_extra={"parameters": [IF_MATCH]})
     async def command_rollout(
         request: Request, principal: Operator, person: OnBehalf, rollout_id: RolloutId, command: str
     ) -> Response:
