@@ -122,6 +122,21 @@ def test_device_limit_does_not_block_the_gateway(tmp_path: Path, issuer: Issuer)
         first.close()
 
 
+def test_retained_messages_of_a_device_take_limited_memory(tmp_path: Path, issuer: Issuer) -> None:
+    with GeneratedBroker(tmp_path, issuer, memory_bytes=16 << 20) as small:
+        gateway, flooding = small.gateway(), small.device(issuer.folder / "a.pem")
+        gateway.subscribe(f"{PREFIX}/+/telemetry")
+        for number in range(32):
+            flooding.client.publish(f"{PREFIX}/a/req/{number}", bytes(1 << 20), qos=1, retain=True)
+        flooding.wait(lambda: flooding.gone)
+        other = small.device(issuer.folder / "b.pem")
+        assert other.publish(f"{PREFIX}/b/telemetry", b"well") == "Success"
+        assert gateway.wait_for(f"{PREFIX}/b/telemetry") == b"well"
+        assert not gateway.gone
+        for peer in (gateway, other, flooding):
+            peer.close()
+
+
 def test_retained_facts_outlive_a_restart(tmp_path: Path, issuer: Issuer) -> None:
     with GeneratedBroker(tmp_path, issuer) as restarted:
         device = restarted.device(issuer.folder / "a.pem")

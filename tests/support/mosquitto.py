@@ -71,7 +71,13 @@ class GeneratedBroker:
     """A broker on generated files; `revoke` rewrites them and signals the broker, as a gateway does."""
 
     def __init__(
-        self, folder: Path, issuer: Issuer, *, body_bytes: int = DEFAULT_LIMITS.body_bytes, connections: int = 10_000
+        self,
+        folder: Path,
+        issuer: Issuer,
+        *,
+        body_bytes: int = DEFAULT_LIMITS.body_bytes,
+        connections: int = 10_000,
+        memory_bytes: int = 1 << 30,
     ) -> None:
         self.folder = folder
         self.issuer = issuer
@@ -82,6 +88,7 @@ class GeneratedBroker:
             port=free_port(),
             gateway_port=free_port(),
             connections=connections,
+            memory_limit_bytes=memory_bytes,
             pid_file=str(folder / "pid"),
         )
         api, mqtt = settings.Api(body_limit_bytes=body_bytes), settings.Mqtt(prefix=PREFIX)

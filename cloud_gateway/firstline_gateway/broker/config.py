@@ -82,6 +82,9 @@ max_inflight_messages {settings.mqtt.concurrency}
 # The queue for a client that is slow or away. The broker drops further messages, and the device asks again.
 max_queued_messages 20000
 max_queued_bytes 268435456
+# For retained messages, which no other limit bounds, and for all queues together. A client whose message needs more is
+# disconnected; without this limit, the broker would be killed, and again at each start with the same messages.
+memory_limit {broker.memory_limit_bytes}
 # Seconds; the broker disconnects a client that is silent for one and a half times as long.
 max_keepalive 120
 

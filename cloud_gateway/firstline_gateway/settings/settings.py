@@ -272,6 +272,9 @@ class Broker(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """TLS port for gateways with their password; the default of `mqtt.port`."""
     connections: Count = 10_000
     """The most concurrent device connections."""
+    memory_limit_bytes: Count = 1 << 30
+    """The most memory of the broker for messages and sessions (bytes), several times `api.body_limit_bytes`. The broker
+    ends the connection of a client whose message needs more."""
     pid_file: FilePath = ""
     """File with the broker's process id, for a SIGHUP after revocations; "" if the broker watches its files."""
 
