@@ -38,6 +38,7 @@ def command(arguments: argparse.Namespace) -> int:
     options = ProfileOptions(
         threads=arguments.threads,
         batches=arguments.batches,
+        own_threads=settings.models.threads,
         providers=tuple(settings.models.providers),
         variants=arguments.variant,
         quick=arguments.quick,

@@ -92,6 +92,7 @@ class BundleMeasurement:
             bundle = open_bundle(path)
             present = tuple(model.id for model in bundle.manifest.models if bundle.has(model))  # often not the full one
             options = ProfileOptions(
+                own_threads=settings.models.threads,
                 providers=tuple(settings.models.providers),
                 variants=present,
                 quick=request.quick,

@@ -106,7 +106,8 @@ class ProfileOptions:
     """Which points of a bundle are measured, and how.
 
     Args:
-        threads: threads of a run; empty for 1 and all cores.
+        threads: threads of a run; empty for 1, all cores, and `own_threads`.
+        own_threads: with which the models run here otherwise.
         batches: rows of a query; empty for 1, 4 and 16, or for 1 and 8 if it is quick.
         providers: ONNX Runtime's, each by itself; TFLite models run with their interpreter only.
         variants: ids of models; empty for all, the full model included.
@@ -121,6 +122,7 @@ class ProfileOptions:
     """
 
     threads: Sequence[int] = ()
+    own_threads: int = 1
     batches: Sequence[int] = ()
     providers: Sequence[str] = (CPU,)
     variants: Sequence[str] = ()
@@ -161,7 +163,7 @@ def profile_keys(manifest: Manifest, options: ProfileOptions, cores: float) -> l
         stated = f"{options.joules_per_core_s:g}"
         raise ConfigError(f"A core takes from 0 to {_MAX_JOULES_PER_CORE_S:g} joules in a second, not {stated}.")
     wanted = {manifest.model(id_).id for id_ in options.variants}
-    threads = list(dict.fromkeys(options.threads or (1, max(int(cores), 1))))
+    threads = list(dict.fromkeys(options.threads or (1, max(int(cores), 1), options.own_threads)))
     batches = list(dict.fromkeys(options.batches or (QUICK_BATCHES if options.quick else BATCHES)))
     keys = [
         PointKey(model.id, model.digest, provider, count, batch)

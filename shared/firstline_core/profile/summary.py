@@ -20,6 +20,7 @@ COLUMNS = (
 )  # fmt: skip
 DISTURBED = 0.05
 """A measurement that waited for a core for a larger share of its time is disturbed by other work."""
+_FEW = 100
 ACCURACY = "accuracy"
 """Its name among the measured figures of a model, in the manifest."""
 
@@ -61,6 +62,8 @@ def notes(profile: Profile) -> Iterator[str]:
         yield f"{variant}: {times}; a query moves {_moves(point.moved)}"
     absent = {point.energy_mj.reason for point in profile.points if isinstance(point.energy_mj, Absent)}
     yield from (f"Energy: {reason}" for reason in sorted(absent))
+    if few := [point for point in profile.points if point.query.count < _FEW]:
+        yield f"{counted(len(few), 'point')} measured fewer than {_FEW} queries, so p99 is nearly the slowest one."
     if disturbed := [point for point in profile.points if point.waited_share > DISTURBED]:
         points, most = counted(len(disturbed), "point"), max(point.waited_share for point in disturbed)
         yield f"{points} waited for a core that other work had, up to {100 * most:.0f} % of their time."

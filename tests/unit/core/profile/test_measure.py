@@ -180,6 +180,14 @@ class TestKeys:
         assert {(key.threads, key.batch) for key in found} == {(1, 1), (1, 2), (2, 1), (2, 2)}
         assert len(found) == len(set(found)) == 4 * len(bundle.manifest.models)
 
+    def test_points_cover_the_threads_of_the_agent(self, bundle: Bundle) -> None:
+        def threads(options: ProfileOptions) -> list[int]:
+            return list(dict.fromkeys(key.threads for key in profile_keys(bundle.manifest, options, 4.0)))
+
+        assert threads(ProfileOptions(own_threads=2)) == [1, 4, 2]
+        assert threads(ProfileOptions(own_threads=4)) == [1, 4]
+        assert threads(ProfileOptions(threads=(3,), own_threads=2)) == [3]
+
     def test_a_model_that_runs_row_by_row_is_measured_with_one_row(self, bundle: Bundle) -> None:
         manifest = replace(bundle.manifest, edge=tuple(replace(each, batch=1) for each in bundle.manifest.edge))
         found = profile_keys(manifest, ProfileOptions(batches=(1, 4), variants=("small",)), cores=1.0)

@@ -3,7 +3,7 @@
 from msgspec.structs import replace
 from support.profiles import point, profile
 
-from firstline_core.profile.profile import QueryBytes, RefusedPoint
+from firstline_core.profile.profile import QueryBytes, RefusedPoint, distribution
 from firstline_core.profile.summary import notes, profile_lines
 
 
@@ -21,6 +21,13 @@ def test_times_to_load_and_bytes_are_shown_once_per_model() -> None:
     assert [line for line in notes(replace(profile(), points=(two, one))) if "loads in" in line] == [
         "edge: loads in 120 ms, first query 9.5 ms; a query moves 124 B here, 12.3 KB into the model, 40 B out of it"
     ]
+
+
+def test_a_p99_of_few_queries_is_noted() -> None:
+    many = replace(point(1.0, threads=2), query=distribution([0.001] * 100))
+    said = list(notes(replace(profile(1.0), points=(point(1.0), many))))
+    assert "1 point measured fewer than 100 queries, so p99 is nearly the slowest one." in said
+    assert not any("fewer than" in line for line in notes(replace(profile(), points=(many,))))
 
 
 def test_each_group_of_points_has_its_own_sweet_spot() -> None:
