@@ -37,7 +37,7 @@ from firstline_core.profile.summary import DISTURBED
 from firstline_core.routing.certification import uncertified
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.telemetry.wording import counted
-from firstline_core.types import Array
+from firstline_core.types import Array, Arrays
 
 SHARES = (0.5, 0.2, 0.3)
 LEAST_ROWS = 20
@@ -117,13 +117,14 @@ def preprocessed_rows(
         dataset: at least one image.
         inputs: of the bundle.
         limit: None for all.
-        place: file that is mapped instead of holding the rows in memory.
+        place: file that is mapped instead of holding the rows in memory; texts are held.
 
     Raises:
         ConfigError: the bundle takes no encoded images, an image does not fit, or the rows have different sizes.
     """
     rows = _prepared(model, dataset.some(limit), inputs)
-    return np.stack(list(rows)) if place is None else _held(rows, place)
+    holds_texts = model.inputs[0].port.datatype == "BYTES"
+    return np.stack(list(rows)) if place is None or holds_texts else _held(rows, place)
 
 
 def _prepared(model: LoadedModel, dataset: Dataset, inputs: Sequence[InputSpec]) -> Iterator[Array]:
@@ -241,18 +242,18 @@ def measured_costs(
         options: how the models run.
     """
     with ExitStack() as stack:
-        ready: list[tuple[str, LoadedModel, Array]] = []
+        ready: list[tuple[str, LoadedModel, Arrays]] = []
+        _, row = next(dataset.rows(bundle.manifest.inputs))
         for model in models:
             loaded = load_model(bundle, model, options)
             stack.callback(loaded.close)
-            ready.append((model.id, loaded, preprocessed_rows(loaded, dataset, bundle.manifest.inputs, 1)))
+            ready.append((model.id, loaded, loaded.feeds(loaded.prepare(row))))
         taken: dict[str, list[float]] = {name: [] for name, _, _ in ready}
         start_s = time.perf_counter()
         for done in range(_TURNS):
             if done >= _LEAST_TURNS and time.perf_counter() - start_s > _TURNS_S:
                 break
-            for name, loaded, rows in ready:
-                feed = {loaded.inputs[0].port.name: rows}
+            for name, loaded, feed in ready:
                 _warmed(loaded, feed)
                 began_s = time.perf_counter()
                 loaded.runtime.run(feed)
@@ -260,7 +261,7 @@ def measured_costs(
     return {name: Cost(float(np.median(seconds)) * 1000) for name, seconds in taken.items()}
 
 
-def _warmed(loaded: LoadedModel, feed: dict[str, Array]) -> None:
+def _warmed(loaded: LoadedModel, feed: Arrays) -> None:
     """A few runs; one if it takes a millisecond, for which caches do not matter."""
     began_s = time.perf_counter()
     for _ in range(_WARM_RUNS):

@@ -2,6 +2,7 @@
 
 import shutil
 import tracemalloc
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,10 +11,11 @@ import numpy as np
 import pytest
 from support.images import encode
 from support.sample_bundles import COLOURS, colour_bundle, number_bundle, solid
+from support.table_models import INPUTS, table_bundle
 
 from firstline.workbench.certify import Terms
 from firstline.workbench.compress.compression import promise_of
-from firstline.workbench.compress.evaluation import preprocessed_rows, proved
+from firstline.workbench.compress.evaluation import measured_costs, preprocessed_rows, proved
 from firstline.workbench.data.dataset import Dataset, open_dataset
 from firstline.workbench.evidence import Evidence
 from firstline.workbench.promises import EventBound
@@ -144,6 +146,28 @@ def test_mapped_rows_use_little_memory(tmp_path: Path) -> None:
     assert type(held) is np.ndarray
     assert (tmp_path / "rows").stat().st_size == wanted.nbytes
     assert peak_bytes < wanted.nbytes / 2
+
+
+def test_texts_are_not_mapped(tmp_path: Path) -> None:
+    """A mapping of texts would have the addresses of what is gone."""
+    bundle = table_bundle(tmp_path / "bundle")
+    full = bundle.manifest.full
+    assert full is not None
+    texts_first = msgspec.structs.replace(full, inputs=full.inputs[::-1])
+    (tmp_path / "data.csv").write_text("a,b,c,label\n1,2,red,0\n3,4,blue,1\n")
+    dataset = open_dataset(tmp_path / "data.csv", inputs=[spec.name for spec in INPUTS])
+    with closing(load_model(bundle, texts_first, RuntimeOptions())) as model:
+        rows = preprocessed_rows(model, dataset, INPUTS, place=tmp_path / "rows")
+    assert not (tmp_path / "rows").exists()
+    assert rows.tolist() == [["red"], ["blue"]]
+
+
+def test_a_model_of_several_inputs_is_timed(tmp_path: Path) -> None:
+    bundle = table_bundle(tmp_path / "bundle")
+    (tmp_path / "data.csv").write_text("a,b,c,label\n1,2,red,0\n")
+    dataset = open_dataset(tmp_path / "data.csv", inputs=[spec.name for spec in INPUTS])
+    found = measured_costs(bundle, bundle.manifest.models, dataset, RuntimeOptions())
+    assert found.keys() == {"edge", "full"} and all(cost.latency_ms for cost in found.values())
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a disk that is full, as Linux has it")
