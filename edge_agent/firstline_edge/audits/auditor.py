@@ -32,7 +32,7 @@ from firstline_core.routing.policy import CERTIFIED
 from firstline_core.routing.sampling import NO_PEAK, Allowance, AuditBudget
 from firstline_core.types import AuditNote, InferRequest, Privacy, Reason
 from firstline_edge.audits.audit_sender import Audit, AuditSender
-from firstline_edge.audits.certificate_states import CertificateStates, MonitoredCertificate
+from firstline_edge.audits.certificate_states import CertificateStates, MonitoredCertificate, raised_threshold
 from firstline_edge.audits.samples import Comparison
 from firstline_edge.budgets.spending import Spending
 from firstline_edge.models.models import DeviceModel
@@ -313,7 +313,8 @@ class Auditor:
         )
         # The caller of the request does not wait for an audit, and its trace does not contain one.
         sent = replace(escalation, request_id=new_request_id(), trace=None)
-        if monitored is not None and covered and monitored.record.state.threshold is None:  # it tests the promise
+        if monitored is not None and covered and raised_threshold(monitored.record.state) is None:
+            # It tests the promise.
             sent = replace(sent, audit=_note_of(monitored, propensity), edge_outputs=edge.outputs)
         self.propensity.charge(request.source, sent.size_bytes)
         self._sender.add(
@@ -355,8 +356,7 @@ class Auditor:
 
     def _may_draw(self, monitored: MonitoredCertificate) -> bool:
         """Returns whether its answers may be drawn now: under a raised threshold only while the budgets are ample."""
-        state = monitored.record.state
-        is_raised = state.escalates_all or state.tightened is not None
+        is_raised = raised_threshold(monitored.record.state) is not None
         return monitored.certificate.contract in self._certifies and (not is_raised or self._is_ample())
 
     def _is_ample(self) -> bool:

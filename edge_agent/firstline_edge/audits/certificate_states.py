@@ -76,6 +76,11 @@ class ScoreHistogram:
         return [count / self._weight for count in self._counts]
 
 
+def raised_threshold(state: CertificateState) -> float | None:
+    """Returns the threshold of an alarm, infinite if no edge answer is accepted; None for the certificate's."""
+    return EVERYTHING if state.escalates_all else state.tightened
+
+
 @dataclass(slots=True, eq=False)
 class MonitoredCertificate:
     """A certificate in the field.
@@ -100,7 +105,7 @@ class MonitoredCertificate:
     @property
     def threshold(self) -> float:
         """The score from which answers are accepted: the certificate's, or that of an alarm."""
-        raised = self.record.state.threshold
+        raised = raised_threshold(self.record.state)
         return self.certificate.threshold if raised is None else raised
 
     def is_auditable(self, score: float, group: str | None) -> bool:

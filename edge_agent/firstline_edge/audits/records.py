@@ -17,7 +17,6 @@ from firstline_core.errors import ConfigError, IntegrityError
 from firstline_core.routing import audit
 from firstline_core.routing.audit import AuditState
 from firstline_core.routing.certificate import ALL_ROWS, Certificate
-from firstline_core.routing.tightening import EVERYTHING
 from firstline_core.storage.files import DAMAGED, unreadable
 from firstline_core.storage.structs import read_struct
 from firstline_edge.state import StateFile
@@ -68,11 +67,6 @@ class CertificateState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def broken(self) -> bool:
         """Whether audits found a broken promise."""
         return self.name.startswith("broken")
-
-    @property
-    def threshold(self) -> float | None:
-        """The raised threshold, infinite if no edge answer is accepted; None for the certificate's."""
-        return EVERYTHING if self.escalates_all else self.tightened
 
 
 VALID = CertificateState()

@@ -38,7 +38,7 @@ from firstline_core.routing.policy import CERTIFIED, Policy, PolicyState, RowEvi
 from firstline_core.types import InferResponse, Privacy, Reason, Tier, take_rows
 from firstline_edge.adaptation.variants import VariantChooser
 from firstline_edge.audits.auditor import Auditor
-from firstline_edge.audits.certificate_states import CertificateStates
+from firstline_edge.audits.certificate_states import CertificateStates, raised_threshold
 from firstline_edge.audits.records import VALID, CertificateState
 from firstline_edge.budgets.from_settings import replace_budgets
 from firstline_edge.budgets.spending import Spending
@@ -526,8 +526,8 @@ class TierRouter:
         terms = self._terms.get(key)
         if terms is None or terms.certificate_state is not certificate_state or terms.manifest is not manifest:
             threshold = self._without_alarm(model, group)
-            if certificate_state.threshold is not None:
-                threshold = max(threshold, certificate_state.threshold)
+            if (raised := raised_threshold(certificate_state)) is not None:
+                threshold = max(threshold, raised)
             certificate = model.edge.certificate if model.edge is not None else None
             covered = (
                 certificate is not None

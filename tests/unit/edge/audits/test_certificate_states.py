@@ -24,7 +24,7 @@ from firstline_core.routing.certificate import Histogram
 from firstline_core.storage.files import DAMAGED
 from firstline_core.types import PROBABILITIES, ContractAlarm, ContractNotice, Privacy, Reason, Status, Tier
 from firstline_edge.audits import certificate_reports, records
-from firstline_edge.audits.certificate_states import CertificateStates, ScoreHistogram
+from firstline_edge.audits.certificate_states import CertificateStates, ScoreHistogram, raised_threshold
 from firstline_edge.audits.samples import Comparison, Sample
 from firstline_edge.models.models import DeviceModel
 from firstline_edge.settings.settings import AuditSection
@@ -113,7 +113,7 @@ async def test_graded_losses_are_tested_by_their_mean(make_scene: MakeScene) -> 
     assert (monitored.record.agreed, monitored.record.disagreed) == (0, 300)
     monitored.certificate = msgspec.structs.replace(monitored.certificate, graded=True)
     assert 10 < feed(scene, *[(SURE, 0.8), (0.85, 0.6)] * 300) < 200
-    assert scene.certificates.of(scene.held).threshold is not None
+    assert raised_threshold(scene.certificates.of(scene.held)) is not None
     assert monitored.record.state.cause.endswith("audits on this device show a mean loss above 5 %")
 
 
