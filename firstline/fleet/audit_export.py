@@ -78,7 +78,8 @@ def verify_export(file: Path, head: Head, saved: Head | None = None) -> tuple[in
     Args:
         file: the export.
         head: of the export. It proves the entries only if its key is known; see `check_key`.
-        saved: earlier head of the log; its key must have signed the export, which must contain its entry if in range.
+        saved: another head of the log; its key must have signed the export, which must contain its entry if in range.
+            An export that was signed later must not end before it.
 
     Returns:
         Number of entries, and hash of the last one.
@@ -97,6 +98,11 @@ def verify_export(file: Path, head: Head, saved: Head | None = None) -> tuple[in
     if saved is not None:
         check_key(head, saved.public_key)
         saved.check_signature()
+        if saved.number > head.number and saved.at_s <= head.at_s:
+            raise IntegrityError(
+                f"The export ends at entry {head.number}, but the saved head, which was signed before, is of entry "
+                f"{saved.number}: the end of the log was cut off."
+            )
         heads = [saved] if head.first - 1 <= saved.number <= head.number else []
     return len(entries), _verify(entries, head, heads)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from msgspec.structs import replace
 
 from firstline.fleet.audit_export import head_of, time_of, verify_export, write_export
 from firstline_core.errors import ConfigError, IntegrityError
@@ -75,6 +76,17 @@ def test_a_forged_export_is_refused_by_a_head_saved_earlier(tmp_path: Path) -> N
     with pytest.raises(IntegrityError, match="not the one that was signed"):
         verify_export(file, head(entries), Head(2, FIRST, 1.7e9, PUBLIC).signed(KEY))
     assert verify_export(file, head(entries), head(entries[:2]))[0] == 6
+
+
+def test_a_log_without_its_end_is_refused(tmp_path: Path) -> None:
+    """Who controls the gateway can sign what is left."""
+    whole, file = head(log()), tmp_path / "log.jsonl"
+    entries = log()[:4]
+    write_export(file, entries, head(entries))
+    with pytest.raises(IntegrityError, match="cut off"):
+        verify_export(file, head(entries), whole)
+    newer = replace(whole, at_s=whole.at_s + 1, signature="").signed(KEY)
+    assert verify_export(file, head(entries), newer)[0] == 4  # an export that was made before
 
 
 @pytest.mark.parametrize("text", ['=HYPERLINK("http://a.example")', "+1", "-1", "@a", "'=1", "'a"])
