@@ -103,6 +103,12 @@ class Trust:
             UpdateError: it cannot be stored; NoRoomError if the disk is full.
             FirstlineError: any other error of the source.
         """
+        try:
+            return self._refresh()
+        except errors.SignatureError:
+            return self._refresh()  # a newer root, published after this device asked for one, may name other keys
+
+    def _refresh(self) -> dict[str, SignedFile]:
         config = UpdaterConfig(
             max_root_rotations=self.rotations_limit,
             root_max_length=LIMITS_BYTES["root"],

@@ -130,6 +130,27 @@ def test_metadata_signed_with_a_revoked_key_is_refused(role: str, device: Device
     device.refused(errors.SignatureError, "keys")
 
 
+@pytest.mark.parametrize("role", ["targets", "snapshot", "timestamp"])
+def test_a_key_may_be_rotated_during_a_refresh(
+    role: str, device: Device, repository: SignedRepository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The device has asked for a newer root before it is published."""
+    fetch = repository.fetch
+
+    def fetch_before_rotation(name: str) -> Iterator[bytes]:
+        if name == "2.root.json" and name not in repository.files:
+            repository.root.version = 2
+            repository.replace_key(role)
+            repository.publish_root()
+            repository.publish()
+            raise errors.NotFoundError("There was no 2.root.json")
+        return fetch(name)
+
+    monkeypatch.setattr(repository, "fetch", fetch_before_rotation)
+    device.trust.refresh()
+    assert device.versions() == {"root": 2, "timestamp": 3, "snapshot": 3, "targets": 3}
+
+
 def test_an_older_timestamp_is_refused(device: Device, repository: SignedRepository) -> None:
     older = repository.files["timestamp.json"]
     repository.publish()
