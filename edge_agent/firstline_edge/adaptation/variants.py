@@ -60,6 +60,11 @@ class BundleVariants:
         return self.position.rung + self.position.shedding + self.position.next_share
 
     @property
+    def best_row_ms(self) -> float:
+        """The time of a row by the best variant, loaded or not."""
+        return self.rungs[0].row_ms
+
+    @property
     def current(self) -> DeviceModel:
         """The best variant that may be used and is loaded; the last rung is never unloaded."""
         return self._usable()[0]

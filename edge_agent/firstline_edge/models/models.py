@@ -261,6 +261,13 @@ class DeviceModel:
         """Each variant of the bundle that is loaded."""
         return (self,) if self.variants is None else self.variants.loaded
 
+    @property
+    def best_row_ms(self) -> float:
+        """See `EdgeModel.row_ms`: of the best variant, also while a cheaper one answers; infinite if none runs here."""
+        if self.variants is not None:
+            return self.variants.best_row_ms
+        return self.edge.row_ms if self.edge is not None else math.inf
+
     def group(self, output: ModelOutput | None) -> str | None:
         """Returns the predicted class if the certificate promises by class; None if one threshold applies to all."""
         edge = self.edge
@@ -314,6 +321,10 @@ class VariantSet(Protocol):
     @property
     def depth(self) -> float:
         """How far the model has stepped down from its best variant."""
+
+    @property
+    def best_row_ms(self) -> float:
+        """The time of a row by the best variant, loaded or not."""
 
     def choose(
         self, request: InferRequest, left_ms: float, link_ms: float, escalation_mj: float = 0.0

@@ -125,9 +125,10 @@ def self_test(device_model: DeviceModel, running: DeviceModel | None) -> None:
             f"{_described(running.manifest)}: all that applications send would be refused. Give a bundle that "
             "takes something else another name."
         )
-    if device_model.manifest.golden is not None:
-        _test_golden_rows(name, device_model.bundle, edge, device_model.manifest.golden)
-    before_ms = running.edge.row_ms if running is not None and running.edge is not None else math.inf
+    for variant in device_model.every:
+        if variant.edge is not None and variant.manifest.golden is not None:
+            _test_golden_rows(name, variant.bundle, variant.edge, variant.manifest.golden)
+    before_ms = math.inf if running is None else running.best_row_ms
     if edge.row_ms > QUICK_MS and edge.row_ms > SLOWDOWN_LIMIT * before_ms:
         raise SelfTestError(
             f"{name} takes {edge.row_ms:.0f} ms a row on this device, and what runs takes {before_ms:.1f} ms; at most "

@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace as Stub
 from typing import Literal
 
 import msgspec
@@ -81,6 +82,20 @@ def test_a_much_slower_model_fails(tmp_path: Path, workers: Workers) -> None:
     with pytest.raises(SelfTestError, match="takes 250 ms a row"):
         self_test(DeviceModel(held.bundle, slow), DeviceModel(held.bundle, dataclasses.replace(held.edge, row_ms=20.0)))
     self_test(DeviceModel(held.bundle, slow), DeviceModel(held.bundle, dataclasses.replace(held.edge, row_ms=26.0)))
+
+
+def test_a_model_is_compared_with_the_best_running_variant(tmp_path: Path, workers: Workers) -> None:
+    """A hot device answers by its cheapest variant, while an update brings the best one too."""
+    held = held_with(tmp_path / "a", workers, (0.5, 0.5))
+    assert held.edge is not None
+    slow, cheapest = (dataclasses.replace(held.edge, row_ms=row_ms) for row_ms in (250.0, 20.0))
+    self_test(DeviceModel(held.bundle, slow), DeviceModel(held.bundle, cheapest, variants=Stub(best_row_ms=250.0)))
+
+
+def test_the_golden_answers_of_each_held_variant_are_tested(tmp_path: Path, workers: Workers) -> None:
+    held, other = (held_with(tmp_path / name, workers, (first, 1 - first)) for name, first in (("a", 0.5), ("b", 0.6)))
+    with pytest.raises(SelfTestError, match=r"differ by 0\.1, and 0\.01 is allowed"):
+        self_test(dataclasses.replace(held, variants=Stub(loaded=(held, other))), None)
 
 
 def test_a_model_with_another_input_fails(tmp_path: Path, workers: Workers) -> None:
