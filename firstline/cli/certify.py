@@ -40,7 +40,7 @@ if TYPE_CHECKING:
         write_certified,
     )
     from firstline.workbench.data.dataset import Dataset, read_groups
-    from firstline.workbench.evidence import Evidence, gather, gather_from_agent
+    from firstline.workbench.evidence import Evidence, gather, gather_from_agent, require_labels
     from firstline.workbench.promises import parse_promises, require_event
     from firstline.workbench.row_checks import require_independent_rows
     from firstline.workbench.selection import (
@@ -58,7 +58,6 @@ if TYPE_CHECKING:
     from firstline_core.routing.certificate import points, promise_text
     from firstline_core.routing.certification import CertificationResult, check_share
     from firstline_core.routing.contracts import EventsResult, certify_weighted
-    from firstline_core.tasks.arrays import labelled_rows
 
 app = command_group()
 
@@ -311,12 +310,8 @@ def _certify_data(
 ) -> tuple[Certification, dict[str, int]]:
     """Runs the models on a data folder; returns what the rows prove, and how many were checked for independence."""
     if contract.needs_labels:
-        truth = dataset.required_truth(bundle.manifest.task, bundle.manifest.inputs)
-        if absent := int((~labelled_rows(truth)).sum()):
-            raise ConfigError(
-                f"{dataset.path} has {counted(absent, 'row')} without a label: the contract compares answers with "
-                "labels; leave these rows out."
-            )
+        task = bundle.manifest.task
+        require_labels(task, dataset.required_truth(task, bundle.manifest.inputs), str(dataset.path))
     fraction = terms.select_fraction
     if fraction is None:
         fraction = SELECT_FRACTION if contract.promise else default_fraction(len(dataset))

@@ -33,8 +33,9 @@ from firstline_core.errors import (
 )
 from firstline_core.routing.certificate import Contract
 from firstline_core.runtime.select import RuntimeOptions
-from firstline_core.tasks.base import Scores, check_outputs
+from firstline_core.tasks.base import Scores, Task, check_outputs
 from firstline_core.tasks.tensors import Tensors
+from firstline_core.telemetry.wording import counted
 from firstline_core.types import Arrays, InferResponse, join_rows
 
 # Slow devices may take it; a lost one ends the command that much later.
@@ -87,10 +88,11 @@ class Evidence:
         """Returns the losses of the edge's or the full model's outputs against the labels, (n,) in 0..1.
 
         Raises:
-            ConfigError: the data has no labels.
+            ConfigError: the data has no labels, or rows without one.
         """
         if self.truth is None:
             raise ConfigError("The contract compares answers with labels, and the data has none.")
+        require_labels(self.edge.task, self.truth, "The data")
         return self.edge.task.truth_loss(outputs, self.truth)
 
     def units(self, rows: NDArray[np.intp], seed: int) -> NDArray[np.intp]:
@@ -105,6 +107,19 @@ class Evidence:
         shuffled = np.random.default_rng(seed).permutation(rows)
         _, first = np.unique(cluster_keys(self.clusters)[shuffled], return_index=True)
         return np.sort(shuffled[first])
+
+
+def require_labels(task: Task, truth: Arrays, where: str) -> None:
+    """Refuses rows without a label: their losses are those of any answer, so that no edge answer would do harm.
+
+    Raises:
+        ConfigError: there are such rows; names the data by `where`.
+    """
+    if absent := int((~task.labelled(truth)).sum()):
+        raise ConfigError(
+            f"{where} has {counted(absent, 'row')} without a label: the contract compares answers with labels; leave "
+            "these rows out."
+        )
 
 
 def full_model(bundle: Bundle, edge: str) -> Model:

@@ -14,7 +14,7 @@ from firstline_core.bundle.loading import LoadedModel, load_model
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import ConfigError, FirstlineError
 from firstline_core.runtime.select import RuntimeOptions
-from firstline_core.tasks.arrays import labelled_rows, some_labelled
+from firstline_core.tasks.arrays import some_labelled
 from firstline_core.tasks.base import Task
 from firstline_core.tasks.classification import Classification
 from firstline_core.types import Arrays, Sha256
@@ -42,7 +42,7 @@ def require_fitting_labels(task: Task, outputs: Arrays, truth: Arrays) -> None:
     if not task.judges_rows:
         return
     random = np.random.default_rng(0)
-    rows = random.permutation(np.flatnonzero(labelled_rows(truth)))
+    rows = random.permutation(np.flatnonzero(task.labelled(truth)))
     if len(rows) > _FIRST_ROWS:
         own, shuffled = _mean_losses(task, outputs, truth, rows[:_FIRST_ROWS], random)
         if own < min(shuffled) and own <= _SURELY_FITS * np.mean(shuffled):

@@ -77,14 +77,15 @@ class Curve(NamedTuple):
     disagreement: Floats
 
 
-def curve(scores: Floats, losses: Floats, right: tuple[Floats, Floats] | None) -> Curve:
+def curve(scores: Floats, losses: Floats, right: tuple[Floats, Floats] | None, labelled: int) -> Curve:
     """Returns the results of all thresholds; rows of equal score are accepted together.
 
     Args:
         scores: (n,), a higher value means accept; NaN is never accepted.
         losses: (n,) of the edge model against the full model.
-        right: (n,) 1 - the loss of the edge model's answers against the labels, and of the full model's; None without
-            labels.
+        right: (n,) 1 - the loss of the edge model's answers against the labels, and of the full model's, 0 for rows
+            without a label; None without labels.
+        labelled: number of rows with a label.
     """
     order = np.argsort(-scores, kind="stable")[: len(scores) - int(np.isnan(scores).sum())]  # NaN sorts last
     descending = scores[order]
@@ -97,7 +98,7 @@ def curve(scores: Floats, losses: Floats, right: tuple[Floats, Floats] | None) -
     shares: Floats | None = None
     if right is not None:
         edge, full = right
-        shares = (among_accepted(edge) + full.sum() - among_accepted(full)) / len(scores)
+        shares = (among_accepted(edge) + full.sum() - among_accepted(full)) / labelled
     return Curve(
         thresholds=np.concatenate([[np.inf], descending[accepted[1:] - 1]]),
         escalated=1 - accepted / len(scores),
@@ -160,7 +161,7 @@ class ReportData:
         certificate: of the variant; None without a valid one.
         uncertified: reason for a missing certificate, as part of a sentence, or "".
         graded: whether losses lie between 0 and 1, so that figures are means, and no shares of answers.
-        edge, full: share of right answers of each model alone.
+        edge, full: share of right answers of each model alone, of the rows with a label.
         tiered: share of right answers, as the bundle's policy routes them.
         escalated: by that policy, of all rows.
         disagreement: mean loss of the answers that it accepts against the full model's.
@@ -213,16 +214,18 @@ def report_data(measured: Measured, edge: EdgeRun, quality: Quality) -> ReportDa
     manifest, answers, full, truth = measured.manifest, edge.answers, measured.full, measured.truth
     task, rule, rows, accepted = manifest.task, manifest.policy.score, len(measured.sizes), edge.accepted
     models = [answers.outputs, *([full.outputs] if full is not None else [])]
-    right = list[NDArray[np.float64]]()
-    if truth is not None and task.judges_rows:
+    right, labelled = list[Floats](), np.zeros(rows, np.bool_)
+    if truth is not None and task.judges_rows:  # the loss of a row without a label is 1
+        labelled = task.labelled(truth)
         right = [1 - task.truth_loss(outputs, truth).astype(np.float64) for outputs in models]
+    judged = int(labelled.sum())
     both = (right[0], right[1]) if len(right) == 2 else None
     losses = np.zeros(0) if full is None else task.loss(answers.outputs, full.outputs).astype(np.float64)
     lost = is_lost(losses) if full is not None else np.zeros(0, np.bool_)
     reliable = None
     if right and isinstance(task, Classification):
         likeliest = temper(answers.probabilities, rule.temperature).max(axis=1).astype(np.float64)
-        reliable = reliability(likeliest, right[0] == 1)
+        reliable = reliability(likeliest[labelled], right[0][labelled] == 1)
     return ReportData(
         variant=answers.model.id,
         score=rule.kind.replace("_", " ") + (f", temperature {rule.temperature:g}" if rule.temperature != 1 else ""),
@@ -232,13 +235,13 @@ def report_data(measured: Measured, edge: EdgeRun, quality: Quality) -> ReportDa
         certificate=valid_certificate(manifest, answers.model),
         uncertified=certificate_problem(manifest, answers.model),
         graded=is_graded(losses) or any(map(is_graded, right)),
-        edge=share(float(right[0].sum()), rows) if right else None,
-        full=share(float(both[1].sum()), rows) if both else None,
-        tiered=share(float(both[0][accepted].sum() + both[1][~accepted].sum()), rows) if both else None,
+        edge=share(float(right[0].sum()), judged) if right else None,
+        full=share(float(both[1].sum()), judged) if both else None,
+        tiered=share(float(both[0][accepted].sum() + both[1][~accepted].sum()), judged) if both else None,
         escalated=share(int((~accepted).sum()), rows) if full is not None else None,
         disagreement=share(float(losses[accepted].sum()), int(accepted.sum())) if full is not None else None,
         auroc=auroc(edge.scores, lost) if full is not None else None,
-        curve=curve(edge.scores, losses, both) if full is not None else None,
+        curve=curve(edge.scores, losses, both, judged) if full is not None else None,
         scores=edge.scores,
         lost=lost,
         reliability=reliable,

@@ -25,7 +25,7 @@ from firstline.workbench.compress.judge import Figures, judge
 from firstline.workbench.compress.student import Lesson
 from firstline.workbench.data.dataset import Dataset
 from firstline.workbench.evaluate import ALL_VARIANTS, Measured, measure
-from firstline.workbench.evidence import evidence_of
+from firstline.workbench.evidence import evidence_of, require_labels
 from firstline.workbench.promises import EventBound, require_event
 from firstline.workbench.quality import require_fitting_labels
 from firstline.workbench.row_checks import data_rows, require_independent_rows
@@ -180,6 +180,8 @@ def compress(
     if profile is not None:
         _require_points(profile, manifest, source)
     truth = dataset.required_truth(manifest.task, manifest.inputs)
+    if rule.promise.contract == "harm":
+        require_labels(manifest.task, truth, str(dataset.path))
     report("Reading the data")
     parts = split_data(dataset, manifest.inputs, seed)
     copy = _copied(bundle, folder)

@@ -259,6 +259,10 @@ class Task:
         outputs, evidence = ({spec.name: zeros(spec, 1) for spec in specs} for specs in (self.outputs, self.evidence))
         return int(self.features(outputs, evidence).shape[1])
 
+    def labelled(self, truth: Arrays) -> NDArray[np.bool_]:
+        """Returns which rows have a label, (n,); by default, labels are absent as `labelled_rows` says."""
+        return labelled_rows(truth)
+
     @property
     def judges_rows(self) -> bool:
         """Returns whether the label of a row says how right the answer to it is, see `truth_loss`."""

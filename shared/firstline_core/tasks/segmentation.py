@@ -294,9 +294,12 @@ class Segmentation(ConfiguredTask, frozen=True, tag="segmentation"):
         rows = np.array(lost, np.bool_).reshape(theirs.shape)  # so that no rows have columns too
         return (theirs, rows), (ours, rows)
 
+    def labelled(self, truth: Arrays) -> NDArray[np.bool_]:
+        """Returns which masks have a class in any pixel."""
+        return np.asarray((truth[MASK] != IGNORED).any(axis=(1, 2)), np.bool_)
+
     def truth_loss(self, outputs: Arrays, truth: Arrays) -> Scores:
-        known = (truth[MASK] != IGNORED).any(axis=(1, 2))
-        return np.where(known, self.loss(outputs, truth), 1).astype(np.float32)
+        return np.where(self.labelled(truth), self.loss(outputs, truth), 1).astype(np.float32)
 
     def summary(self, outputs: Arrays, evidence: Arrays, truth: Arrays) -> dict[str, float]:
         """Returns the mean over images of their mean intersection over union, and two figures over all pixels.
@@ -304,7 +307,7 @@ class Segmentation(ConfiguredTask, frozen=True, tag="segmentation"):
         `miou_pooled` is the mean intersection over union of the classes over all pixels of the data set, and
         `pixel_accuracy` the share of pixels with the right class, most of which are background.
         """
-        known = (truth[MASK] != IGNORED).any(axis=(1, 2))
+        known = self.labelled(truth)
         if not known.any():
             raise ConfigError("The mean intersection over union needs labelled masks; the data has none.")
         overlaps = [overlap for overlap, row in zip(self._overlaps(outputs, truth), known, strict=True) if row]

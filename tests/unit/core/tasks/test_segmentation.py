@@ -79,6 +79,10 @@ def test_a_class_that_the_edge_ignores_is_missed(edge: Any) -> None:
     assert found == pytest.approx({"miou": kept / 2, "miou_pooled": kept / 2, "pixel_accuracy": kept / 2})
 
 
+def test_a_mask_without_a_class_is_no_label() -> None:
+    assert TASK.labelled(masks(HALF, NOTHING, CUT)).tolist() == [True, False, True]
+
+
 def test_only_counted_labels_are_compared() -> None:
     cats = Segmentation(LABELS, width=4, height=2, counted=("cat",))
     assert cats.loss(masks(HALF, DOG), masks(QUARTER, DOG)) == pytest.approx([0.5, 0])

@@ -301,6 +301,13 @@ def test_only_contracts_with_labels_need_one_in_each_row(tmp_path: Path) -> None
     assert "labels.csv cannot be read: there is no such file" in _run(*refused, code=2).stderr
 
 
+def test_rows_without_a_label_prove_no_accuracy(rows: Evidence) -> None:
+    truth = {LABEL: np.where(np.arange(len(rows)) % 10, -1, rows.truth[LABEL])}
+    with pytest.raises(ConfigError, match="has 5,400 rows without a label: the contract compares answers with labels"):
+        replace(rows, truth=truth).losses("harm")
+    assert replace(rows, truth=truth).losses("disagreement").tolist() == rows.losses("disagreement").tolist()
+
+
 _OPENED = open_bundle(_DIGITS / "bundle")
 
 

@@ -22,6 +22,7 @@ from firstline_core.bundle.store import open_bundle
 from firstline_core.errors import ConfigError
 from firstline_core.processing.steps import InputSpec
 from firstline_core.routing.policy import auroc
+from firstline_core.tasks.arrays import LABEL
 from firstline_core.tasks.embedding import Embedding
 
 _DIGITS = Path(__file__).parents[4] / "models/digits"
@@ -59,6 +60,17 @@ def test_page_states_the_auroc(measured: Measured) -> None:
     tiered = figures(same).variants[0].tiered
     assert tiered.auroc is None
     assert "AUROC" not in section(report_data(_replaced(measured, full=None), edge, {}), (), ())
+
+
+def test_rows_without_a_label_are_neither_right_nor_wrong(measured: Measured) -> None:
+    (edge,) = measured.edges
+    labels = np.where(np.arange(200) % 4, -1, measured.truth[LABEL])
+    partly = replace(measured, truth={LABEL: labels})
+    accuracy = figures(partly).variants[0].edge.quality["accuracy"]
+    found = report_data(partly, edge, {})
+    assert (found.edge.rows, found.edge.value) == (50, pytest.approx(accuracy))
+    assert found.curve.accuracy[-1] == pytest.approx(accuracy)
+    assert sum(each.right.rows for each in found.reliability.bins) == 50
 
 
 def test_external_text_is_escaped(measured: Measured) -> None:

@@ -30,8 +30,8 @@ def test_curve_matches_each_threshold() -> None:
     scores = np.round(random.random(200), 1)
     scores[:3] = np.nan
     edge_right, full_right, agrees = random.random((3, 200)) < np.array([[0.7], [0.9], [0.8]])
-    found = curve(scores, (~agrees).astype(float), (edge_right, full_right))
-    assert curve(scores, (~agrees).astype(float), None).accuracy is None
+    found = curve(scores, (~agrees).astype(float), (edge_right, full_right), 200)
+    assert curve(scores, (~agrees).astype(float), None, 0).accuracy is None
     assert found.escalated[0] == 1
     assert math.isnan(found.disagreement[0])
     assert len(found.thresholds) == 1 + len(np.unique(scores[3:]))
@@ -46,7 +46,7 @@ def test_curve_matches_each_threshold() -> None:
 
 def test_curve_without_scores_escalates_everything() -> None:
     right = np.array([True, False])
-    found = curve(np.full(2, np.nan), np.array([0.0, 1.0]), (right, ~right))
+    found = curve(np.full(2, np.nan), np.array([0.0, 1.0]), (right, ~right), 2)
     assert found.escalated.tolist() == [1.0]
     assert found.accuracy.tolist() == [0.5]
 
