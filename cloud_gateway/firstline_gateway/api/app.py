@@ -18,10 +18,11 @@ from firstline_core.errors import FirstlineError, RequestError, listed
 from firstline_core.protocol.http import JSON_TYPE
 from firstline_core.protocol.openapi import (
     MODEL,
+    PROBLEM,
     RETRY_AFTER,
     VERSION,
+    completed,
     file_infer,
-    identified,
     refusals,
     request_header,
     response_header,
@@ -121,6 +122,8 @@ def describe(app: FastAPI) -> None:
     def whole() -> dict[str, Any]:
         if app.openapi_schema is None:
             schema = framework()
+            schemas = schema["components"].setdefault("schemas", {})
+            schemas["Problem"] = PROBLEM
             operations = [(path, each) for path, methods in schema["paths"].items() for each in methods.values()]
             for path, operation in operations:
                 if "description" in operation:  # of the framework's routes: the docstring, which is one sentence
@@ -129,7 +132,7 @@ def describe(app: FastAPI) -> None:
                 if "HTTPValidationError" in str(own.get("422")):  # the framework's own, which is answered as a 400
                     del own["422"]
                 own |= refusals(problems=path.startswith(errors.PROBLEMS_BELOW))
-                schema["components"].setdefault("schemas", {}).update(operation.pop(SCHEMAS, {}))
+                schemas.update(operation.pop(SCHEMAS, {}))
             schema["paths"]["/firstline/v1/answers/{request_id}"]["get"]["responses"] |= _PENDING
             inference = {
                 "/v2/models/{model}/infer": v2_infer("Run the current version.", MODEL),
@@ -139,7 +142,7 @@ def describe(app: FastAPI) -> None:
             for path, operation in inference.items():
                 _take_jobs(operation)
                 schema["paths"][path] = {"post": operation}
-            app.openapi_schema = identified(schema)
+            app.openapi_schema = completed(schema)
         return app.openapi_schema
 
     app.openapi = whole  # type: ignore[method-assign]  # FastAPI's documented way to extend it

@@ -27,7 +27,7 @@ from firstline_core.protocol.asgi import (
 )
 from firstline_core.protocol.http import BodyBudget, Reply, last_event_id
 from firstline_core.protocol.oip import Origin, encode_response
-from firstline_core.protocol.openapi import MODEL, VERSION, identified, v2_infer
+from firstline_core.protocol.openapi import MODEL, VERSION, completed, v2_infer
 from firstline_core.protocol.tensors import shown
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import InferRequest, InferResponse
@@ -321,7 +321,7 @@ def description() -> dict[str, Any]:
     paths: dict[str, dict[str, Any]] = {}
     for route in ROUTES:
         paths.setdefault(route.path, {})[route.method.lower()] = route.operation
-    return identified(
+    return completed(
         {
             "openapi": "3.1.0",
             "info": {"title": "Firstline edge agent", "version": AGENT_VERSION},

@@ -111,7 +111,7 @@ _ERROR = {
         "retry_after_s": {"type": "number"},
     },
 }
-_PROBLEM = {
+PROBLEM = {
     "type": "object",
     "required": ["type", "title", "status", "detail", "code", "request_id"],
     "properties": {
@@ -124,6 +124,7 @@ _PROBLEM = {
         "retry_after_s": {"type": "number"},
     },
 }
+"""The schema `Problem`, to which refusals in the form of RFC 9457 refer."""
 _OPTIONS = {
     "wait": {"enum": ["final", "first"]},
     "timeout": {"type": "integer", "minimum": 0, "description": "Microseconds; 0 for the tier's default."},
@@ -177,12 +178,13 @@ def refusals(problems: bool = False) -> dict[str, Any]:
 
 def refusal(description: str, problem: bool = False) -> dict[str, Any]:
     """Returns one error response."""
-    content = {"application/problem+json": {"schema": _PROBLEM}} if problem else {JSON: {"schema": _ERROR}}
-    return {"description": description, "content": content}
+    form, schema = ("application/problem+json", "Problem") if problem else (JSON, "Error")
+    return {"description": description, "content": {form: {"schema": {"$ref": f"#/components/schemas/{schema}"}}}}
 
 
-def identified(document: dict[str, Any]) -> dict[str, Any]:
-    """Returns a description in which each operation has an id, by which generated clients name it."""
+def completed(document: dict[str, Any]) -> dict[str, Any]:
+    """Adds the schema `Error`, and gives each operation an id, by which generated clients name it."""
+    document["components"].setdefault("schemas", {})["Error"] = _ERROR
     for path, methods in document["paths"].items():
         words = re.sub(r"\W+", "_", path).strip("_")
         for method, described in methods.items():
