@@ -22,7 +22,8 @@ from onnx import helper, numpy_helper
 
 from bench.support.bundles import model, write_manifest
 from bench.support.onnx_models import write_graph
-from firstline_core.bundle.loading import LoadedModel, load_model
+from firstline_core.bundle.loaded_model import LoadedModel
+from firstline_core.bundle.loading import load_model
 from firstline_core.bundle.row_check import RowCheck, check_model_rows
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import InferenceError

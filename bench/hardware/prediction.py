@@ -28,7 +28,8 @@ from numpy.typing import NDArray
 
 from bench.figures import Figure
 from bench.pools import CIFAR10, DATA, DIGITS, IMAGENET, Pair, bundle_of
-from firstline_core.bundle.loading import LoadedModel, load_model
+from firstline_core.bundle.loaded_model import LoadedModel
+from firstline_core.bundle.loading import load_model
 from firstline_core.bundle.store import Bundle
 from firstline_core.profile.measure import ProfileOptions, measure_profile
 from firstline_core.profile.measure_point import queried

@@ -21,7 +21,8 @@ from bench.figures import Figure, at_least, plain
 from bench.serving.processes import Server, free_port, post, started, undisturbed
 from bench.support.bundles import write_manifest
 from bench.tasks.detection import images, recipe_bundle
-from firstline_core.bundle.loading import LoadedModel, load_model
+from firstline_core.bundle.loaded_model import LoadedModel
+from firstline_core.bundle.loading import load_model
 from firstline_core.bundle.store import Bundle
 from firstline_core.runtime.memory import keep_freed_memory
 from firstline_core.runtime.select import RuntimeOptions

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from firstline.workbench.data.dataset import Dataset
 from firstline.workbench.observe import Answers, Progress, observe
 from firstline.workbench.selection import EdgeRows, is_lost
-from firstline_core.bundle.loading import LoadedModel, Scorer, load_edge, load_model, load_scorer
+from firstline_core.bundle.loaded_model import LoadedModel
+from firstline_core.bundle.loading import Scorer, load_edge, load_model, load_scorer
 from firstline_core.bundle.manifest import Manifest, Model, Policy, valid_certificate
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import ConfigError, InvalidTensorError, listed

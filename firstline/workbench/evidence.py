@@ -20,7 +20,8 @@ from firstline.workbench.evaluate import Measured, measure
 from firstline.workbench.observe import Progress
 from firstline.workbench.selection import EdgeRows, cluster_keys
 from firstline.workbench.sequences import Sequences, find_sequences
-from firstline_core.bundle.loading import LoadedModel, load_model
+from firstline_core.bundle.loaded_model import LoadedModel
+from firstline_core.bundle.loading import load_model
 from firstline_core.bundle.manifest import Manifest, Model
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import (

@@ -11,7 +11,8 @@ from typing import Any
 
 from PIL import Image, ImageOps
 
-from firstline_core.bundle.loading import LoadedModel, Scorer, declared_inputs, load_edge, load_model, load_scorer
+from firstline_core.bundle.loaded_model import LoadedModel, declared_inputs
+from firstline_core.bundle.loading import Scorer, load_edge, load_model, load_scorer
 from firstline_core.bundle.manifest import valid_certificate
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import ConfigError, InvalidTensorError

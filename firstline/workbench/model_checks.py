@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from firstline.workbench import row_checks
 from firstline.workbench.step_syntax import spell
-from firstline_core.bundle.loading import LoadedModel, load_model
+from firstline_core.bundle.loaded_model import LoadedModel
+from firstline_core.bundle.loading import load_model
 from firstline_core.bundle.manifest import Model
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import ConfigError, FirstlineError, ModelLoadError, about

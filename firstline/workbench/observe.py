@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from firstline.workbench.data.dataset import Dataset
 from firstline.workbench.data.sample import Sample
 from firstline.workbench.infer import of_file
-from firstline_core.bundle.loading import LoadedModel, Scorer, load_model
+from firstline_core.bundle.loaded_model import LoadedModel
+from firstline_core.bundle.loading import Scorer, load_model
 from firstline_core.bundle.manifest import Model
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import ConfigError, InferenceError, RequestError

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from firstline.workbench.data.dataset import Dataset
 from firstline.workbench.observe import Progress, observe
-from firstline_core.bundle.loading import LoadedModel, load_model
+from firstline_core.bundle.loaded_model import LoadedModel
+from firstline_core.bundle.loading import load_model
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import ConfigError, FirstlineError
 from firstline_core.runtime.select import RuntimeOptions

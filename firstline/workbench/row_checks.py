@@ -9,7 +9,8 @@ import numpy as np
 
 from firstline.workbench.data.dataset import Dataset
 from firstline_core.bundle.golden import inputs_of, read_golden
-from firstline_core.bundle.loading import LoadedModel, load_model
+from firstline_core.bundle.loaded_model import LoadedModel
+from firstline_core.bundle.loading import load_model
 from firstline_core.bundle.manifest import Model
 from firstline_core.bundle.row_check import RowCheck, check_model_rows
 from firstline_core.bundle.store import Bundle

@@ -18,7 +18,7 @@ from support.far_servers import MANIFEST
 from support.waiting import until
 
 from firstline_core import errors
-from firstline_core.bundle.loading import LoadedModel
+from firstline_core.bundle.loaded_model import LoadedModel
 from firstline_core.clock import SimulatedClock
 from firstline_core.types import ModelKey
 from firstline_gateway.models.memory import Place

@@ -10,7 +10,8 @@ from support.images import noise
 from support.sample_bundles import colour_bundle
 
 from bench.fuzzing.graphs import WIDTH, GraphInput, check_graph, graph_input, loaded_graph
-from firstline_core.bundle.loading import LoadedModel, load_model
+from firstline_core.bundle.loaded_model import LoadedModel
+from firstline_core.bundle.loading import load_model
 from firstline_core.bundle.row_check import _PreparedRows
 from firstline_core.errors import InferenceError
 from firstline_core.processing.steps import Detrend, PreStep, Scale, Standardize

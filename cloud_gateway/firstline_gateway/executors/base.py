@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
-from firstline_core.bundle.loading import LoadedModel
+from firstline_core.bundle.loaded_model import LoadedModel
 from firstline_core.errors import FirstlineError
 from firstline_core.runtime.batch_times import LoopTimes
 from firstline_core.telemetry.statistics import OverheadTimes

@@ -17,7 +17,7 @@ from threading import Lock
 from time import perf_counter
 from typing import NamedTuple, Protocol
 
-from firstline_core.bundle.loading import LoadedModel
+from firstline_core.bundle.loaded_model import LoadedModel
 from firstline_core.clock import SYSTEM_CLOCK, Clock
 from firstline_core.errors import CapacityError, DeadlineExceededError, FirstlineError, InferenceError
 from firstline_core.processing.decoding import PreparedRows
@@ -161,7 +161,7 @@ class _Timed:
 
 
 class Predictor(Protocol):
-    """The part of `firstline_core.bundle.loading.LoadedModel` that a batch needs."""
+    """The part of `firstline_core.bundle.loaded_model.LoadedModel` that a batch needs."""
 
     @property
     def by_row(self) -> bool: ...

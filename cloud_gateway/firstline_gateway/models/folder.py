@@ -9,7 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from firstline_core.bundle.loading import LoadedModel, load_model
+from firstline_core.bundle.loaded_model import LoadedModel
+from firstline_core.bundle.loading import load_model
 from firstline_core.bundle.store import find_bundles, key_at, open_bundle, same_version
 from firstline_core.errors import ConfigError, FirstlineError, ModelLoadError
 from firstline_core.runtime.batch_times import GAIN

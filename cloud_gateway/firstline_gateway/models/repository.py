@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from firstline_core.bundle.loading import LoadedModel
+from firstline_core.bundle.loaded_model import LoadedModel
 from firstline_core.bundle.manifest import Manifest, Model
 from firstline_core.errors import EngineUnavailableError, FirstlineError, ModelLoadError, UnknownModelError, listed
 from firstline_core.protocol.tensors import shown

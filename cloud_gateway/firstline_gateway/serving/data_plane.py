@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.registry import Collector
 
-from firstline_core.bundle.loading import declared_inputs
+from firstline_core.bundle.loaded_model import declared_inputs
 from firstline_core.bundle.manifest import Manifest
 from firstline_core.clock import Clock
 from firstline_core.errors import (

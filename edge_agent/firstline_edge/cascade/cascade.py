@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from firstline_core.bundle.loading import declared_inputs
+from firstline_core.bundle.loaded_model import declared_inputs
 from firstline_core.bundle.manifest import Manifest
 from firstline_core.clock import SYSTEM_CLOCK, Clock
 from firstline_core.errors import (

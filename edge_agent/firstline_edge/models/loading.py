@@ -18,7 +18,8 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from firstline_core.bundle.loading import LoadedModel, load_edge, load_model, load_scorer
+from firstline_core.bundle.loaded_model import LoadedModel
+from firstline_core.bundle.loading import load_edge, load_model, load_scorer
 from firstline_core.bundle.manifest import Manifest, Model, certificate_problem, valid_certificate
 from firstline_core.bundle.store import Bundle, find_bundles, key_at, open_bundle, same_version
 from firstline_core.errors import FirstlineError, UpdateError

@@ -17,7 +17,8 @@ from typing import Any, Protocol
 
 from msgspec import Struct
 
-from firstline_core.bundle.loading import LoadedModel, Scorer
+from firstline_core.bundle.loaded_model import LoadedModel
+from firstline_core.bundle.loading import Scorer
 from firstline_core.bundle.manifest import Manifest
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import UnknownModelError, listed

@@ -26,7 +26,8 @@ from firstline.workbench.observe import Answers, naming_sample
 from firstline.workbench.promises import EventBound
 from firstline.workbench.quality import quality
 from firstline.workbench.selection import Selection, cluster_keys
-from firstline_core.bundle.loading import LoadedModel, load_model
+from firstline_core.bundle.loaded_model import LoadedModel
+from firstline_core.bundle.loading import load_model
 from firstline_core.bundle.manifest import Model
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import ConfigError

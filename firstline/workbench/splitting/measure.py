@@ -19,7 +19,8 @@ from firstline.workbench.observe import Progress
 from firstline.workbench.quality import quality
 from firstline.workbench.splitting.checkpoint import Checkpoint
 from firstline.workbench.splitting.graphs import onnx_cut, onnx_points
-from firstline_core.bundle.loading import LoadedModel, load_model
+from firstline_core.bundle.loaded_model import LoadedModel
+from firstline_core.bundle.loading import load_model
 from firstline_core.bundle.manifest import Model
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import ConfigError

@@ -16,7 +16,8 @@ import numpy as np
 from msgspec import Struct
 
 from firstline_core.bundle.golden import inputs_of, read_golden
-from firstline_core.bundle.loading import LoadedModel, load_model
+from firstline_core.bundle.loaded_model import LoadedModel
+from firstline_core.bundle.loading import load_model
 from firstline_core.bundle.manifest import MANIFEST_NAME, Model, parse_manifest
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import FirstlineError, ModelLoadError

@@ -45,7 +45,7 @@ from contextvars import copy_context
 from dataclasses import replace
 from typing import Any, Literal
 
-from firstline_core.bundle.loading import LoadedModel
+from firstline_core.bundle.loaded_model import LoadedModel
 from firstline_core.clock import SYSTEM_CLOCK, Clock, Timer
 from firstline_core.errors import (
     CapacityError,

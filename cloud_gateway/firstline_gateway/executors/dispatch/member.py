@@ -30,7 +30,7 @@ from typing import Generic, Literal, TypeVar
 
 from msgspec import Struct
 
-from firstline_core.bundle.loading import LoadedModel
+from firstline_core.bundle.loaded_model import LoadedModel
 from firstline_core.routing.token_bucket import TokenBucket
 from firstline_core.runtime.batch_times import BatchTimes, LoopTimes, size_of
 from firstline_core.types import ModelKey

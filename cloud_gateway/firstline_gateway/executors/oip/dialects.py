@@ -15,7 +15,8 @@ from urllib.parse import quote
 import numpy as np
 from msgspec.structs import replace
 
-from firstline_core.bundle.loading import LoadedModel, load_around
+from firstline_core.bundle.loaded_model import LoadedModel
+from firstline_core.bundle.loading import load_around
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import (
     CapacityError,

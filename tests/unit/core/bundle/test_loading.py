@@ -15,7 +15,8 @@ from support.sample_models import average_colours, first_column_graph
 from bench.support.bundles import artefact, model, write_manifest
 from bench.support.onnx_models import float_graph, linear
 from firstline_core.bundle import loading
-from firstline_core.bundle.loading import LoadedModel, load_edge, load_model, load_scorer
+from firstline_core.bundle.loaded_model import LoadedModel
+from firstline_core.bundle.loading import load_edge, load_model, load_scorer
 from firstline_core.bundle.manifest import Policy, Score
 from firstline_core.bundle.store import Bundle, open_bundle
 from firstline_core.errors import InferenceError, InvalidTensorError, ModelLoadError, PayloadTooLargeError

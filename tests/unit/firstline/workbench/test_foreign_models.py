@@ -11,7 +11,8 @@ from bench.support.onnx_models import write_graph
 from firstline.workbench.bundle import create_bundle
 from firstline.workbench.spec import BundleSpec, ModelSpec
 from firstline.workbench.step_syntax import parse_postprocess
-from firstline_core.bundle.loading import LoadedModel, load_model
+from firstline_core.bundle.loaded_model import LoadedModel
+from firstline_core.bundle.loading import load_model
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import ConfigError, InferenceError, InvalidTensorError
 from firstline_core.processing.steps import InputSpec

@@ -3,7 +3,7 @@
 import pytest
 from support.gateway import DIGITS
 
-from firstline_core.bundle.loading import LoadedModel
+from firstline_core.bundle.loaded_model import LoadedModel
 from firstline_core.errors import InferenceError
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.types import ModelKey
