@@ -4,7 +4,7 @@ import asyncio
 import time
 from codecs import BOM_UTF8
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, closing
+from contextlib import AsyncExitStack, asynccontextmanager, closing, suppress
 from pathlib import Path
 from unittest.mock import patch
 
@@ -219,6 +219,30 @@ async def test_large_messages_are_refused_also_when_compressed(call: Call) -> No
     status, _, trailers = await refusal(call("ModelInfer", large))
     assert (status, trailers["firstline-code"]) == ("RESOURCE_EXHAUSTED", "payload_too_large")
     assert (await call("ModelInfer", digits_message())).model_name == "digits"
+
+
+async def test_streams_of_one_caller_leave_room_for_others(tmp_path: Path) -> None:
+    settings = settings_of(tmp_path, grpc__calls_limit=4)
+    keys = [create_key(settings.store, name, "application") for name in ("greedy", "shop")]
+    async with listening(open_gateway(settings)) as port, AsyncExitStack() as opened:
+        streams = [await opened.enter_async_context(streaming(port, keys[0])) for _ in range(2)]
+        for _ in range(2):  # each message is authenticated, and the call counts once
+            for stream in streams:
+                await stream.write(digits_message())
+                assert (await stream.read()).infer_response.model_name == "digits"
+        greedy, shop = [await opened.enter_async_context(calling(port, key=key)) for key in keys]
+        status, says, _ = await refusal(greedy("ModelInfer", digits_message()))
+        assert (status, "half of grpc.calls_limit" in says) == ("UNAVAILABLE", True)
+        assert (await shop("ModelInfer", digits_message())).model_name == "digits"
+        await streams[0].done_writing()
+        assert await streams[0].read() is grpc.aio.EOF
+
+        async def is_answered() -> bool:
+            with suppress(grpc.aio.AioRpcError):
+                return (await greedy("ModelInfer", digits_message())).model_name == "digits"
+            return False
+
+        await until(is_answered)
 
 
 async def test_the_message_of_a_refused_call_is_freed_without_the_garbage_collector(tmp_path: Path) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from codecs import BOM_UTF8
+from collections import Counter
 from functools import lru_cache, partial
 
 import grpc
 
 from firstline_core.clock import Clock
-from firstline_core.errors import FirstlineError
+from firstline_core.errors import FirstlineError, QueueFullError
 from firstline_core.protocol.grpc.server import GrpcServer, peer_address
 from firstline_core.protocol.grpc.service import INFER, OPERATE, Caller, CallHooks, Context, InferenceService
 from firstline_core.protocol.http import BodyBudget
@@ -64,7 +65,8 @@ def grpc_server(
         overload.queue_full(_client_key(identity, context), clock.monotonic_s())
 
     tls = identity.tls
-    hooks = CallHooks(partial(_authorize, identity), bodies.share, note, unread, no_room)
+    authorize = partial(_authorize, identity, CallPlaces(settings.grpc.calls_limit))
+    hooks = CallHooks(authorize, bodies.share, note, unread, no_room)
     host = settings.api.host.strip("[]")
     return GrpcServer(
         InferenceService(plane, hooks, clock=clock),
@@ -75,8 +77,47 @@ def grpc_server(
     )
 
 
-async def _authorize(identity: IdentityService, context: Context, scope: str, *, counts: bool = True) -> Caller:
-    """Authenticates a call; see `auth.authorize`."""
+class CallPlaces:
+    """Leaves room for calls of others: a stream without messages would hold its place for any time.
+
+    Args:
+        limit: of calls at the same moment; one principal may have half of them.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._contexts: set[Context] = set()
+        self._calls_of: Counter[str] = Counter()
+
+    def take(self, principal: str, context: Context) -> None:
+        """Counts a call, once, until it ends.
+
+        Raises:
+            QueueFullError: the principal has too many.
+        """
+        if context in self._contexts:
+            return
+        if 2 * self._calls_of[principal] >= max(self._limit, 2):
+            raise QueueFullError(
+                f"You have {self._calls_of[principal]} calls at this moment, half of grpc.calls_limit; end some, or "
+                "retry after the time given with this error.",
+                retry_after_s=1.0,
+            )
+        self._contexts.add(context)
+        self._calls_of[principal] += 1
+        context.add_done_callback(lambda _: self._give_back(principal, context))
+
+    def _give_back(self, principal: str, context: Context) -> None:
+        self._contexts.discard(context)
+        self._calls_of[principal] -= 1
+        if not self._calls_of[principal]:
+            del self._calls_of[principal]
+
+
+async def _authorize(
+    identity: IdentityService, places: CallPlaces, context: Context, scope: str, *, counts: bool = True
+) -> Caller:
+    """Authenticates a call; see `auth.authorize` and `CallPlaces.take`."""
     metadata: dict[str, str] = {}
     proxied: list[str] = []
     for key, value in context.invocation_metadata() or ():
@@ -91,6 +132,8 @@ async def _authorize(identity: IdentityService, context: Context, scope: str, *,
     caller = await caller_of(identity, shown, metadata.get("authorization", ""), counts=counts)
     check_scope(caller, _SCOPES[scope])
     persons.check_none(metadata)
+    if caller.principal:
+        places.take(caller.principal, context)
     return Caller(caller.principal, caller.trust_request_id)
 
 

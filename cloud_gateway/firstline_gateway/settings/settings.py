@@ -58,7 +58,7 @@ class Grpc(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     client_certificates: bool = False
     """Require a device certificate of every client and authenticate the client by it; false requests none."""
     calls_limit: Count = 4096
-    """The most calls at the same moment; one more is refused."""
+    """The most calls at the same moment; one more is refused. One client may have half."""
 
 
 class Tls(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
