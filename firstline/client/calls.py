@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
@@ -244,6 +244,12 @@ def infer_file(model: str, file: str | Path | bytes, options: FileOptions, *, cl
     headers = {http.CONTENT_TYPE: http.BINARY_TYPE} | _traced(options)
     sent_id = params["id"] = client_id or new_request_id()
     return Call("POST", path, partial(read_prediction, sent_id=sent_id), content, headers, params)
+
+
+def check_files(files: Iterable[str | Path | bytes]) -> None:
+    """Refuses one path or content where many files are expected: each of its letters would be a file."""
+    if isinstance(files, str | bytes | os.PathLike):
+        raise InvalidTensorError(f"files is {shown(files)}; give a list of files, or one file to `infer_file`.")
 
 
 def _content(file: str | Path | bytes) -> bytes:

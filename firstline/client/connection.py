@@ -28,6 +28,7 @@ from firstline_core.storage.files import not_certificates
 
 DEFAULT_URL = "http://127.0.0.1:8070"  # this machine's agent
 DEFAULT_TIMEOUT_S = 30.0
+_TIMEOUT_LIMIT_S = 24 * 60 * 60
 _LAST_PORT = 65535
 
 Http = TypeVar("Http", httpx.Client, httpx.AsyncClient)
@@ -50,6 +51,10 @@ class BaseClient(ABC, Generic[Http]):
         ca_file: Path | str | None = None,
         socket: Path | str | None = None,
     ) -> None:
+        if not isinstance(timeout_s, int | float) or not 0 < timeout_s <= _TIMEOUT_LIMIT_S:
+            raise ConfigError(
+                f"timeout_s is {timeout_s!r:.80}; give a number above 0 and at most {_TIMEOUT_LIMIT_S} s (a day)."
+            )
         self._socket = socket
         self._settings = ClientSettings(
             str(base_url(url)),
@@ -134,7 +139,7 @@ def base_url(url: str) -> httpx.URL:
         raise ConfigError(
             f"'{url}' is not a URL ({error}); write https://HOST:PORT, or http:// without TLS."
         ) from error
-    if parsed.scheme not in ("http", "https") or not parsed.host:
+    if parsed.scheme not in ("http", "https") or not parsed.host or parsed.query or parsed.fragment:
         raise ConfigError(f"'{url}' is not the URL of a server; write https://HOST:PORT, or http:// without TLS.")
     if parsed.userinfo:
         place = f"{parsed.scheme}://...@{parsed.netloc.decode()}"  # not with the password

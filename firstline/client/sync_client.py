@@ -43,7 +43,7 @@ class Client(BaseClient[httpx.Client]):
         socket: Unix socket of this machine's agent (its `api.socket`), used instead of the port in `url`.
 
     Raises:
-        ConfigError: `url`, `token` or `ca_file` is not valid.
+        ConfigError: `url`, `token`, `timeout_s` or `ca_file` is not valid.
 
     Every method raises the server's error as its class in `firstline.errors`. It raises `LinkDownError`,
     `RemoteTimeoutError` or `ProtocolError` if the server did not answer properly.
@@ -208,6 +208,7 @@ class Client(BaseClient[httpx.Client]):
             on_progress: called after each outcome with the number of outcomes so far.
             **options: see `FileOptions`.
         """
+        calls.check_files(files)
         infer = partial(calls.infer_file, model, options=calls.with_current_trace(options))
         sent = (retries.retried(at, partial(infer, file), patience_s) for at, file in enumerate(files))
         return self._many(self._run, sent, in_flight=in_flight, ordered=ordered, on_progress=on_progress)

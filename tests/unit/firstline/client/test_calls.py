@@ -1,4 +1,5 @@
 import io
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -327,11 +328,34 @@ def test_httpx_errors_become_firstline_errors(error: httpx.HTTPError, kind: type
 
 
 @pytest.mark.parametrize(
-    "url", ["", "127.0.0.1:8070", "localhost", "ftp://host", "http://", "http://[::1", "http://a:b"]
+    "url",
+    [
+        "",
+        "127.0.0.1:8070",
+        "localhost",
+        "ftp://host",
+        "http://",
+        "http://[::1",
+        "http://a:b",
+        "http://a?b=1",
+        "http://a#b",
+    ],
 )
 def test_invalid_url_is_refused(url: str) -> None:
     with pytest.raises(errors.ConfigError, match="URL"):
         connection.base_url(url)
+
+
+@pytest.mark.parametrize("timeout_s", [0, -1.0, math.nan, math.inf, 1e20, None, "3"])
+def test_a_timeout_that_no_socket_takes_is_refused(timeout_s: Any) -> None:
+    with pytest.raises(errors.ConfigError, match=r"timeout_s is .*above 0 and at most 86400 s"):
+        firstline.Client("http://127.0.0.1:8070", timeout_s=timeout_s)
+
+
+@pytest.mark.parametrize("files", ["photos", b"photo", Path("photos")])
+def test_one_file_is_no_list_of_files(files: Any) -> None:
+    with firstline.Client() as client, pytest.raises(errors.InvalidTensorError, match="give a list of files"):
+        client.infer_files("m", files)
 
 
 class TestMetadata:
