@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Any, Generic, NamedTuple, TypeVar
 from urllib.parse import quote, urlencode
 
-from firstline_core.telemetry.wording import rounded
+from firstline_core.telemetry.wording import LAST_S, rounded
 
 T = TypeVar("T")
 
@@ -84,8 +84,8 @@ def plain(row: Row) -> dict[str, Any]:
 
 
 def moment(wall_s: float | None) -> str:
-    """Returns a time in UTC, to the second; "-" for None."""
-    return "-" if wall_s is None else datetime.fromtimestamp(wall_s, UTC).strftime("%Y-%m-%d %H:%M:%S")
+    """Returns a time in UTC, to the second; "-" for None. A later one than the year 9999 is its last second."""
+    return "-" if wall_s is None else datetime.fromtimestamp(min(wall_s, LAST_S), UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def utc(iso: str | None) -> str:

@@ -10,7 +10,8 @@ _PLAIN = {
     "a valid integer": "a whole number",
     "a valid number": "a number",
 }
-_LAST_S = 253_402_300_799.0  # the end of the year 9999, after which `datetime` has no times
+LAST_S = 253_402_300_799.0
+"""The end of the year 9999, after which `datetime` has no times."""
 _CONTROLS = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
 _UNITS = ((86_400.0, "day"), (3600.0, "hour"), (60.0, "minute"))
 
@@ -46,7 +47,7 @@ def duration_text(seconds: float) -> str:
 
 def time_text(wall_s: float) -> str:
     """Returns a wall time in UTC, to the minute; a later one than the year 9999 as its last minute."""
-    return datetime.fromtimestamp(min(wall_s, _LAST_S), UTC).strftime("%Y-%m-%d %H:%M UTC")
+    return datetime.fromtimestamp(min(wall_s, LAST_S), UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
 def iso_time(wall_s: float) -> str:

@@ -5,7 +5,7 @@ import pytest
 from msgspec.structs import replace
 
 from firstline.console import answers_view, audit_page, contracts_view, devices_view, overview_view, rollouts_view
-from firstline.console.cells import Cell, Tone, address, number, plain
+from firstline.console.cells import Cell, Tone, address, moment, number, plain
 from firstline.fleet.client import Fleet
 from firstline.fleet.wording import duration
 from firstline_core.errors import ConfigError, LinkDownError, RequestError
@@ -450,6 +450,7 @@ def test_formats() -> None:
         *("0 s", "1.5 min", "1.5 h", "2 d", "2,000 d")
     ]
     assert [number(value) for value in (None, 0.12345, 12345.0)] == ["-", "0.123", "12,345"]
+    assert [moment(wall_s) for wall_s in (None, 0.0, 1e12)] == ["-", "1970-01-01 00:00:00", "9999-12-31 23:59:59"]
     assert address("/devices", selector="", model="a b") == "/devices?model=a+b"
 
 
