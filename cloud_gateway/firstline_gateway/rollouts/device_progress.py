@@ -57,6 +57,12 @@ def desired_of(document: twin.Desired, what: UpdateKind, name: str) -> twin.Desi
     return next((each for each in document.models if each.name == name), None)
 
 
+def desires_version_of(rollout: Rollout, document: twin.Desired) -> bool:
+    """Returns whether a rollout set a device's desired version."""
+    found = desired_of(document, rollout.definition.what, rollout.definition.bundle)
+    return found is not None and found.rollout == rollout.id
+
+
 def with_desired(document: twin.Desired, what: UpdateKind, version: twin.DesiredVersion) -> twin.Desired:
     """Returns a device's document with another desired version."""
     if what is UpdateKind.CONFIGURATION:

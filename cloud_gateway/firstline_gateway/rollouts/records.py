@@ -18,7 +18,7 @@ from firstline_core.storage.seals import DECODING_ERRORS
 from firstline_gateway import audit_log
 from firstline_gateway.fleet import devices
 from firstline_gateway.fleet.totals import Totals
-from firstline_gateway.rollouts.device_progress import after_withdrawal, with_audits, with_desired
+from firstline_gateway.rollouts.device_progress import after_withdrawal, desires_version_of, with_audits, with_desired
 from firstline_gateway.rollouts.judgement.figures import Baseline, Period
 from firstline_gateway.rollouts.rollout import LIVE, WAITING, Assignment, Rollout, RolloutState
 from firstline_gateway.rollouts.step import StepChanges, StepTime
@@ -351,7 +351,7 @@ def apply(connection: sa.Connection, before: Rollout, changes: StepChanges, wall
         add_look(connection, before.id, changes.look)
 
     def desire(name: str, document: Desired) -> Desired:
-        if name in changes.desired:
+        if name in changes.desired and (name not in changes.replaced or desires_version_of(before, document)):
             document = with_desired(document, before.definition.what, changes.desired[name])
         if name in changes.audits:
             document = with_audits(document, before.definition.judged_bundle, wanted=changes.audits[name])

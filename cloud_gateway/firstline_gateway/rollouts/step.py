@@ -109,7 +109,8 @@ class StepChanges:
         rollout: its new state.
         assigned: devices whose assignment has changed.
         desired: new desired versions of devices.
-        replaced: devices that lose the version while a newer rollout has replaced it: that one must not restore it.
+        replaced: devices that lose the version while a newer rollout has, or may have, replaced it: that one must not
+            restore it, and its own version stays desired.
         audits: devices that begin or end the audits of the judged bundles.
         before: for devices of a new stage, which are all in `assigned`, the period before it.
         start: counts of devices at the start of the observation.
@@ -340,20 +341,23 @@ def _go_back(changes: StepChanges, assignments: Mapping[str, Assignment], view: 
     is_rollback = rollout.state is RolloutState.ROLLING_BACK
     leave = {_S.RETURNING, _S.RETURNED, _S.STRANDED}
     leave |= set() if is_rollback else {_S.DONE, _S.FAILED, _S.WITHDRAWN}
-    affected = [each for each in assignments.values() if each.state in EVER_OFFERED - leave]
+    waiting = [each for each in assignments.values() if each.state is _S.WAITING]
+    again = [each for each in waiting if each.offered_s is not None]  # a retry, whose first offer still holds
+    affected = [each for each in assignments.values() if each.state in EVER_OFFERED - leave] + again
     for each in affected[:_AT_ONCE]:
         device = view.devices.get(each.device)
-        replaced = device is None or device.desired is None or device.desired.rollout != rollout.id
+        replaced = device is not None and (device.desired is None or device.desired.rollout != rollout.id)
         stays = each.before_version == version
-        state = (_S.RETURNED if stays or replaced else _S.RETURNING) if is_rollback else _S.WITHDRAWN
+        returned = stays or replaced or device is None
+        state = (_S.RETURNED if returned else _S.RETURNING) if is_rollback else _S.WITHDRAWN
         reason = "" if each.state is _S.WITHDRAWN else each.reason  # an offer that expired has not failed
         changes.assigned[each.device] = replace(each, state=state, reason=reason)
-        if not stays and replaced:
+        if not stays and (replaced or device is None):
             changes.replaced[each.device] = each
-        elif not stays:
+        if not stays and not replaced:  # also of a revoked device, which may join again
             changes.desired[each.device] = rollback(each, rollout)
-    for each in assignments.values():
-        if each.state is _S.WAITING:
+    for each in waiting:
+        if each.offered_s is None:
             changes.assigned[each.device] = replace(each, state=_S.WITHDRAWN)
     changes.more = bool(affected)
     if is_rollback and not affected:

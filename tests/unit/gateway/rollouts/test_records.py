@@ -6,7 +6,8 @@ import pytest
 from msgspec.structs import replace
 from sqlalchemy import event, update
 
-from firstline_core.fleet.twin import DesiredVersion
+from firstline_core.fleet.twin import DesiredModel, DesiredVersion
+from firstline_gateway.fleet import devices
 from firstline_gateway.fleet.totals import Totals
 from firstline_gateway.rollouts import records
 from firstline_gateway.rollouts.rollout import Assignment, Definition, DeviceState, Rollout, RolloutState
@@ -71,6 +72,20 @@ def test_a_rollback_reads_only_rollouts_of_its_bundle(database: Database) -> Non
         changes = StepChanges(ROLLOUT, replaced=assigned(0))
         records.apply(connection, ROLLOUT, changes, 1.7e9)
         assert {each.before for each in records.assignments(connection, "newer").values()} == {None}
+
+
+@pytest.mark.parametrize("rollout", ["r", "newer"])
+def test_a_rollback_leaves_the_version_of_a_newer_rollout(database: Database, rollout: str) -> None:
+    """The device is revoked, so that a step does not see its desired version."""
+    offered, back = DesiredModel("cameras", 2, "2" * 64, rollout), DesiredVersion("cameras", 1, "1" * 64, "earlier")
+    with database.begin() as connection:
+        records.add(connection, ROLLOUT, None)
+        devices.accept(connection, "cam-0", 1.7e9)
+        devices.desire(connection, ["cam-0"], lambda _, document: replace(document, models=(offered,)))
+        changes = StepChanges(ROLLOUT, desired={"cam-0": back}, replaced={"cam-0": assigned(0)["cam-0"]})
+        records.apply(connection, ROLLOUT, changes, 1.7e9)
+        (found,) = devices.existing(connection, "cam-0").desired.models
+    assert found.version == (1 if rollout == "r" else 2)
 
 
 def test_rollouts_that_a_person_does_not_see_hide_no_others(database: Database) -> None:

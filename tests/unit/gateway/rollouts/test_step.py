@@ -78,8 +78,8 @@ class SimulatedFleet:
         self.assignments |= changes.assigned
         for name, totals in changes.start.items():
             self.baseline[name] = changes.before.get(name), totals
-        for name, wanted in changes.desired.items():
-            self.devices[name] = replace(self.devices[name], desired=wanted)
+        for name in changes.desired.keys() & self.devices.keys():
+            self.devices[name] = replace(self.devices[name], desired=changes.desired[name])
         for name, audited in changes.audits.items():
             self.devices[name] = replace(self.devices[name], audited=audited)
         self.notes += [action for action, _, _ in changes.notes]
@@ -347,6 +347,32 @@ def test_a_retry_before_a_stage_begins_keeps_its_devices() -> None:
     fleet.command(Command.RETRY)
     fleet.advance()
     assert fleet.states() == {S.DONE: 1, S.OFFERED: 3}
+
+
+@pytest.mark.parametrize("command", [Command.ABORT, Command.ROLLBACK])
+def test_the_first_offer_of_a_retry_is_withdrawn(command: Command) -> None:
+    """A device fell silent, and is to try again when the rollout ends."""
+    fleet = simulated_fleet(2, Stage(1.0, soak_s=800))
+    fleet.advance()
+    fleet.change_all(age_s=5000.0)
+    fleet.advance(1)
+    fleet.command(Command.PAUSE)
+    fleet.command(Command.RETRY)
+    assert fleet.states() == {S.WAITING: 2}
+    fleet.command(command)
+    fleet.advance()
+    assert [each.desired for each in fleet.devices.values()] == [BACK, BACK]
+
+
+def test_a_revoked_device_returns_to_its_previous_version() -> None:
+    fleet = simulated_fleet(2, Stage(1.0, soak_s=0))
+    fleet.install()
+    fleet.advance(1)
+    del fleet.devices["d01"]
+    fleet.command(Command.ROLLBACK)
+    changes = step(fleet.rollout, fleet.assignments, fleet, StepTime(fleet.now_s, 1.7e9))
+    assert changes.desired == {"d00": BACK, "d01": BACK} and changes.replaced.keys() == {"d01"}
+    assert changes.assigned["d01"].state is S.RETURNED
 
 
 def test_a_stage_whose_beginning_was_interrupted_begins_again() -> None:
