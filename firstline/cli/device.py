@@ -209,7 +209,8 @@ def _write(out: Path, invitations: Sequence[Invitation]) -> None:
 
 
 def _private(path: Path) -> int:
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    path.unlink(missing_ok=True)  # others may read a file that is there already
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
 
 
 def _state(device: ListedDevice) -> str:

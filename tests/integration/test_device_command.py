@@ -65,7 +65,9 @@ async def test_tokens_are_written_to_files_or_one_csv(gateway: TlsSite, tmp_path
     assert files == sorted(f"{name}.token" for name in names)
     assert stat.S_IMODE((tmp_path / "tokens" / files[0]).stat().st_mode) == 0o600
 
+    (tmp_path / "tokens.csv").touch(0o666)
     made = await command(gateway, "enroll", "one", "two", "--out", tmp_path / "tokens.csv", "-o", "json")
+    assert stat.S_IMODE((tmp_path / "tokens.csv").stat().st_mode) == 0o600
     assert [each["device"] for each in json.loads(made.stdout)] == ["one", "two"]
     lines = (tmp_path / "tokens.csv").read_text().splitlines()
     assert [line.split(",")[0] for line in lines] == ["name", "one", "two"]
