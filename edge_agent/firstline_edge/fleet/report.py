@@ -29,7 +29,7 @@ from firstline_core.fleet.telemetry import (
 from firstline_core.fleet.twin import Profiling, Reported, RunningModel, Update
 from firstline_core.hardware.kernel_files import Tree
 from firstline_core.hardware.readings import Snapshot, measured
-from firstline_core.hardware.sensors import machine_memory
+from firstline_core.hardware.sensors import total_memory
 from firstline_core.tasks.base import Task
 from firstline_core.tasks.field import field_occurrences
 from firstline_core.types import Answer, InferRequest, InferResponse, ModelVersion, RowAnswer, Status, Tier
@@ -71,19 +71,20 @@ def _running(device_model: DeviceModel) -> RunningModel:
     )
 
 
-def device_hardware(state_dir: Path, *, several: bool = False) -> Hardware:
+def device_hardware(state_dir: Path, *, several: bool = False, tree: Tree | None = None) -> Hardware:
     """Returns the runtimes and the capacity of this device, which a bundle needs; blocks for milliseconds.
 
     Args:
         state_dir: on the disk that bundles are stored on.
         several: see `Hardware`.
+        tree: the kernel's files; None for those of this machine.
     """
     runtimes = frozenset(name for name, packages in _RUNTIMES.items() if any(map(find_spec, packages)))
     try:
         free_bytes: int | None = shutil.disk_usage(state_dir).free
     except OSError:
         free_bytes = None
-    memory_bytes = measured(machine_memory(Tree(), "MemTotal"))
+    memory_bytes = measured(total_memory(tree or Tree()))
     memory_mb = None if memory_bytes is None else int(memory_bytes) // MIB
     return Hardware(runtimes, platform.machine(), memory_mb, free_bytes, several)
 

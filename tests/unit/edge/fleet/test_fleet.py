@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
+from support.boards import board
 from support.edge import SURE, UNSURE, Scene, request
 from support.waiting import until
 
@@ -31,6 +32,7 @@ from firstline_core.errors import (
 )
 from firstline_core.fleet.telemetry import DeviceHealth, Telemetry
 from firstline_core.fleet.twin import Brake, Desired, Reported
+from firstline_core.hardware.kernel_files import Tree
 from firstline_core.hardware.readings import NOTHING_READ, Absent, Measured, Snapshot
 from firstline_core.protocol.mqtt_messages import Message, Topics
 from firstline_core.storage.files import with_checksum
@@ -41,7 +43,7 @@ from firstline_edge.cloud.link import LinkReport, LinkStatus
 from firstline_edge.fleet.escalation_limiter import EscalationLimiter
 from firstline_edge.fleet.fleet_state import note_end, note_start
 from firstline_edge.fleet.member import FleetMember
-from firstline_edge.fleet.report import FleetCounts, health_of
+from firstline_edge.fleet.report import FleetCounts, device_hardware, health_of
 from firstline_edge.fleet.transports import HttpTransport, MqttTransport
 from firstline_edge.settings.settings import EdgeSettings, FleetSection
 from firstline_edge.state import read_stored, store
@@ -141,6 +143,11 @@ def test_a_stored_state_is_read_and_damage_is_detected(tmp_path: Path, content: 
 
 
 VALID_CERTIFICATES = SimpleNamespace(of=lambda _: VALID, alarm_of=lambda _: None)
+
+
+def test_a_control_group_limits_the_memory_for_models(tmp_path: Path) -> None:
+    with board("virtual-machine", tmp_path / "machine") as root:
+        assert device_hardware(tmp_path, tree=Tree(root)).memory_mb == 512
 
 
 async def test_rows_are_counted_by_the_tier_of_the_final_answer() -> None:
