@@ -3,8 +3,9 @@
 The content comes from a driver: a file may be empty, malformed, or gone since its folder was listed, and reading may
 fail with any error (`EIO`, `EAGAIN` of a rail that is switched off). None of these raises an exception.
 
-Limits of this process's control group (cgroups(7)) are here too. Version 2 has one tree of groups; version 1, which
-Jetson's kernels still use, has one for each controller. If both are mounted, version 1 has the controllers.
+Limits of this process are here too: its affinity, and those of its control group (cgroups(7)). Version 2 has one tree
+of groups; version 1, which Jetson's kernels still use, has one for each controller. If both are mounted, version 1 has
+the controllers.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ _SHOWN_CHARACTERS = 40
 _WHOLE = re.compile(r"[+-]?[0-9]{1,19}")
 _UNPRINTABLE = re.compile(r"[^ -~]")
 _NUMBERED = re.compile(r"([0-9]+)")
+_RANGE = re.compile(r"([0-9]{1,4})(?:-([0-9]{1,4}))?")
 
 Controller = Literal["memory", "cpu", "cpuacct"]
 
@@ -206,6 +208,25 @@ def control_groups(tree: Tree, controller: Controller = "memory") -> list[str]:
     path = _path(tree.text_lines("proc/self/cgroup"), "" if one else controller)
     parts = [part for part in path.split("/") if part not in ("", ".", "..")]
     return ["/".join([mount, *parts[:count]]) for count in range(len(parts), -1, -1)]
+
+
+def online_cores(tree: Tree) -> set[int]:
+    """Returns the numbers of the machine's cores that are online, at least one."""
+    found = _cores_in(tree.word("sys/devices/system/cpu/online", limit=_FILE_BYTES))
+    return found or set(range(os.cpu_count() or 1))
+
+
+def allowed_cores(tree: Tree) -> set[int]:
+    """Returns the numbers of the online cores that this process may run on, at least one."""
+    online, lines = online_cores(tree), (line.partition(":") for line in tree.text_lines("proc/self/status"))
+    allowed = next((_cores_in(text) for name, _, text in lines if name == "Cpus_allowed_list"), online)
+    return allowed & online or online
+
+
+def _cores_in(text: str) -> set[int]:
+    """The numbers in a list of ranges, such as "0-3,8"."""
+    spans = (matched for part in text.split(",") if (matched := _RANGE.fullmatch(part.strip())) is not None)
+    return {core for span in spans for core in range(int(span[1]), int(span[2] or span[1]) + 1)}
 
 
 def memory_limit(tree: Tree) -> FileReading:

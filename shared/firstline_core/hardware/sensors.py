@@ -15,6 +15,7 @@ from firstline_core.hardware.catalogue import HIGHEST_COUNT
 from firstline_core.hardware.kernel_files import (
     Tree,
     add_reading,
+    allowed_cores,
     control_groups,
     cpu_quota,
     cpu_used_s,
@@ -283,7 +284,7 @@ class Load(NamedTuple):
 
 
 class Processor:
-    """Reads how busy the cores were since the previous reading: the machine's, or the control group's of its quota.
+    """Reads how busy the usable cores were since the previous reading: by affinity, or of the control group's quota.
 
     Args:
         tree: the kernel's files.
@@ -291,7 +292,7 @@ class Processor:
 
     def __init__(self, tree: Tree) -> None:
         self._tree = tree
-        self._ticks: tuple[int, int] | None = None
+        self._ticks: dict[tuple[str, ...], tuple[int, int]] = {}
         self._used: tuple[float, float] | None = None
 
     def read(self, now_s: float) -> Load:
@@ -300,28 +301,32 @@ class Processor:
         Args:
             now_s: monotonic time.
         """
-        share, cores = self._machine()
-        return Load(self._group(now_s) or share, cores)
-
-    def _machine(self) -> tuple[FileReading, FileReading]:
         text = self._tree.text("proc/stat", 256 * 1024)
         if isinstance(text, Absent):
-            return text, text
-        lines = text.splitlines()
-        fields = lines[0].split()[1:] if lines and lines[0].startswith("cpu ") else []
-        if len(fields) < _FIELDS or not all(map(_TICKS.fullmatch, fields[:_FIELDS])):
-            reason = Absent("/proc/stat: does not begin with the sum of all cores.")
-            return reason, reason
-        counts = [int(field) for field in fields[:_FIELDS]]
-        total, idle = sum(counts), sum(counts[at] for at in _IDLE_FIELDS)
-        before, self._ticks = self._ticks, (total, idle)
-        cores = sum(line.startswith("cpu") and not line.startswith("cpu ") for line in lines)
+            return Load(self._group(now_s) or text, text)
+        lines = {line.partition(" ")[0]: line for line in text.splitlines() if line.startswith("cpu")}
+        cores = lines.keys() - {"cpu"}
+        allowed = [name for core in sorted(allowed_cores(self._tree)) if (name := f"cpu{core}") in cores]
+        whole = share = self._busy_share([lines.get("cpu", "")])
+        if 0 < len(allowed) < len(cores):
+            share = self._busy_share([lines[name] for name in allowed])
+        if isinstance(whole, Measured) and cores:
+            whole = Measured(whole.value * len(cores), whole.source)
+        return Load(self._group(now_s) or share, whole)
+
+    def _busy_share(self, lines: Sequence[str]) -> FileReading:
+        """Of the cores in these lines of /proc/stat."""
+        fields = [line.split()[1 : 1 + _FIELDS] for line in lines]
+        if any(len(each) < _FIELDS or not all(map(_TICKS.fullmatch, each)) for each in fields):
+            return Absent("/proc/stat: does not begin with the sum of all cores.")
+        total = sum(int(field) for each in fields for field in each)
+        idle = sum(int(each[at]) for each in fields for at in _IDLE_FIELDS)
+        names = tuple(line.partition(" ")[0] for line in lines)
+        before, self._ticks[names] = self._ticks.get(names), (total, idle)
         elapsed = total - before[0] if before is not None else 0
-        if before is None or elapsed <= 0 or not cores:
-            once = Absent("/proc/stat: counts, and was read once; the next reading tells.")
-            return once, once
-        share = min(max(1 - (idle - before[1]) / elapsed, 0.0), 1.0)  # iowait may decrease
-        return Measured(share, "/proc/stat"), Measured(share * cores, "/proc/stat")
+        if before is None or elapsed <= 0:
+            return Absent("/proc/stat: counts, and was read once; the next reading tells.")
+        return Measured(min(max(1 - (idle - before[1]) / elapsed, 0.0), 1.0), "/proc/stat")  # iowait may decrease
 
     def _group(self, now_s: float) -> FileReading | None:
         """None without a quota: then the machine's load counts."""

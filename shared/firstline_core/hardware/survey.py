@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import platform
 import re
 import shutil
@@ -17,7 +16,14 @@ import msgspec
 from msgspec.structs import replace
 
 from firstline_core.hardware import catalogue
-from firstline_core.hardware.kernel_files import Tree, cpu_quota, memory_limit, printable_name
+from firstline_core.hardware.kernel_files import (
+    Tree,
+    allowed_cores,
+    cpu_quota,
+    memory_limit,
+    online_cores,
+    printable_name,
+)
 from firstline_core.hardware.readings import Measured, measured
 from firstline_core.hardware.sensors import machine_memory
 
@@ -35,7 +41,6 @@ _INSTRUCTION_SETS = (
     "avx", "avx2", "fma", "f16c", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_tile",
     "amx_int8", "amx_bf16", "asimd", "neon", "asimdhp", "asimddp", "i8mm", "bf16", "sve", "sve2", "sme",
 )  # fmt: skip
-_RANGE = re.compile(r"([0-9]{1,4})(?:-([0-9]{1,4}))?")
 # (folder, pattern, kind, name): device nodes and classes of accelerators' drivers.
 _ACCELERATORS = (
     ("dev", "nvidia[0-9]*", "gpu", "NVIDIA GPU"),
@@ -145,7 +150,7 @@ def _processor(tree: Tree) -> catalogue.Processor:
     return catalogue.Processor(
         model,
         platform.machine(),
-        len(_online_cores(tree)),
+        len(online_cores(tree)),
         usable_cores(tree)[0],
         tuple(dict.fromkeys("neon" if flag == "asimd" else flag for flag in _INSTRUCTION_SETS if flag in flags)),
     )
@@ -153,23 +158,8 @@ def _processor(tree: Tree) -> catalogue.Processor:
 
 def usable_cores(tree: Tree) -> tuple[float, bool]:
     """Returns the cores that this process may use, as a fraction, and whether a control group's quota limits them."""
-    quota, online = cpu_quota(tree), _online_cores(tree)
-    lines = (line.partition(":") for line in tree.text_lines("proc/self/status"))
-    allowed = next((_cores_in(text) for name, _, text in lines if name == "Cpus_allowed_list"), online)
-    own = float(len(allowed & online) or len(online))
+    quota, own = cpu_quota(tree), float(len(allowed_cores(tree)))
     return (quota.value, True) if isinstance(quota, Measured) and quota.value < own else (own, False)
-
-
-def _online_cores(tree: Tree) -> set[int]:
-    """The numbers of the cores, at least one."""
-    found = _cores_in(tree.word("sys/devices/system/cpu/online", limit=4096))
-    return found or set(range(os.cpu_count() or 1))
-
-
-def _cores_in(text: str) -> set[int]:
-    """The numbers in a list of ranges, such as "0-3,8"."""
-    spans = (matched for part in text.split(",") if (matched := _RANGE.fullmatch(part.strip())) is not None)
-    return {core for span in spans for core in range(int(span[1]), int(span[2] or span[1]) + 1)}
 
 
 def _accelerators(tree: Tree) -> tuple[catalogue.Accelerator, ...]:

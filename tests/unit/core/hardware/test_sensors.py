@@ -227,6 +227,15 @@ def test_load_is_the_share_of_busy_ticks(tmp_path: Path, on: On) -> None:
     assert measured(bench.read().cpu_busy_share) == pytest.approx(0.4)
 
 
+def test_load_is_that_of_the_allowed_cores(tmp_path: Path, on: On) -> None:
+    bench = on("raspberry-pi-5")
+    say(tmp_path, "proc/self/status", "Cpus_allowed_list:\t2-3")
+    bench.read()
+    ticks = "cpu  1000 0 200 98900 50 0 10 0\ncpu0 250 0 50 24500 12 0 2 0\ncpu1 250 0 50 25000 12 0 2 0\n"
+    say(tmp_path, "proc/stat", f"{ticks}cpu2 650 0 50 24500 12 0 2 0\ncpu3 250 0 50 24900 12 0 2 0")
+    assert measured(bench.read().cpu_busy_share) == pytest.approx(0.5)
+
+
 def test_power_is_modelled_from_stated_costs(tmp_path: Path, on: On) -> None:
     bench = on("raspberry-pi-5", tariff=Tariff(idle_w=2.5, joules_per_core_s=1.25))
     bench.read()
