@@ -33,7 +33,7 @@ def main(arguments: list[str]) -> int:
     build.add_argument("context")
     for name in ("--rm", "--detach", "--read-only"):
         run.add_argument(name, action="store_true")
-    for name in ("--name", "--network", "--tmpfs", "--workdir"):
+    for name in ("--cgroupns", "--name", "--network", "--tmpfs", "--workdir"):
         run.add_argument(name)
     for name in ("--volume", "--env"):
         run.add_argument(name, action="append", default=[])
