@@ -173,7 +173,7 @@ async def test_devices_are_listed_tagged_and_decommissioned(site: FleetSite) -> 
     await site("device", "get", "cam", code=1)
 
 
-async def test_a_revoked_device_is_marked_and_its_revocation_is_in_the_audit_log(site: FleetSite) -> None:
+async def test_revoked_device_is_marked_and_in_the_audit_log(site: FleetSite) -> None:
     await site.device_says("cam", 1)
     await site("device", "revoke", "cam")
     assert " revoked " in (await site("device", "list")).stdout

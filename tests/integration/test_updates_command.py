@@ -115,7 +115,7 @@ def test_a_running_agent_rolls_back(config: Path) -> None:
 
 
 @pytest.mark.usefixtures("updated")
-def test_a_damaged_file_is_not_changed_by_a_command_and_replaced_by_the_agent(config: Path, state: Path) -> None:
+def test_commands_leave_a_damaged_file_to_the_agent(config: Path, state: Path) -> None:
     file = state / "models" / NAME / "state"
     file.write_bytes(b"x\ny\n")
     assert "committed" in run("update", "list", "--config", str(config))

@@ -24,7 +24,7 @@ def test_input_is_reproduced_from_its_number(target: Target) -> None:
 
 
 @pytest.mark.parametrize("position", range(len(stores.STORES)), ids=[store.name for store in stores.STORES])
-def test_no_flipped_bit_of_a_store_gives_a_traceback_or_a_wrong_answer(position: int) -> None:
+def test_flipped_bits_give_neither_tracebacks_nor_wrong_answers(position: int) -> None:
     found = stores.flip(position, 1, SEED, limit=25)
     assert found.faults == []
     assert found.flips == min(25, found.pages)

@@ -142,7 +142,7 @@ def test_greedy_clients_share_equally() -> None:
     assert 0.4 <= share_of(ended, "b") <= 0.6
 
 
-def test_a_higher_priority_is_answered_first_and_a_lower_one_in_the_end() -> None:
+def test_priorities_order_answers_and_the_lowest_is_answered() -> None:
     high = poisson(1, 80, 5.0, priority=1, timeout_s=0.3)
     low = poisson(2, 80, 5.0, priority=3, timeout_s=0.3)
     _, ended = played(together(high, low))

@@ -8,14 +8,14 @@ from bench.fleet.population import Effect
 from bench.fleet.run import DETECTORS, UNCHANGED, WORSE, detector, figures, simulated
 
 
-def test_a_model_that_changes_nothing_is_not_aborted_and_one_that_is_worse_is_in_the_first_stage() -> None:
+def test_unchanged_models_pass_and_worse_ones_fail_at_once() -> None:
     assert not any(judged(seed, treated=30, control=60, stages=1).aborted for seed in range(2))
     found = [judged(seed, treated=100, control=100, stages=1, effect=WORSE) for seed in range(2)]
     assert [(each.aborted, each.stage, each.rule) for each in found] == [(True, 0, "disagreement")] * 2
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_bad_bundle_is_not_promoted_after_the_alarm_whatever_its_flags_are(seed: int) -> None:
+def test_bad_bundle_is_not_promoted_after_the_alarm(seed: int) -> None:
     ended = alarmed(seed)
     assert (ended.alarmed, ended.promoted, ended.state, ended.left) == (True, 0, "rolled_back", 0)
 
@@ -24,7 +24,7 @@ def test_a_contract_that_holds_at_its_limit_does_not_abort_most_rollouts() -> No
     assert not any(judged(seed, treated=20, control=20, stages=1, contract=True).aborted for seed in range(2))
 
 
-def test_scores_that_lie_elsewhere_are_found_in_the_first_stage_though_all_answers_are_the_same() -> None:
+def test_drift_of_scores_under_equal_answers_aborts_at_once() -> None:
     found = judged(1, treated=50, control=50, stages=1, effect=Effect(drift=1.0))
     assert (found.aborted, found.stage, found.rule) == (True, 0, "drift")
 

@@ -162,7 +162,7 @@ def test_exit_code_stays_if_the_disk_refuses_the_sentence(tmp_path: Path, line: 
         assert subprocess.run(command, cwd=tmp_path, stderr=full, check=False).returncode == 2
 
 
-def test_log_lines_to_a_closed_stderr_are_lost_and_reach_no_other_file() -> None:
+def test_log_lines_to_closed_stderr_reach_no_other_file() -> None:
     script = """
 import os, sys
 from firstline_core.command_line import run_with_output

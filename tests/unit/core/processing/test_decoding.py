@@ -104,7 +104,7 @@ async def test_tiny_images_are_left_to_their_model(
 @pytest.mark.parametrize(
     ("row_s", "pixels", "left"), [(0.004, 16 * LIGHT_PIXELS, True), (0.003, 16 * LIGHT_PIXELS, False)]
 )
-async def test_an_image_that_takes_little_compared_with_its_model_is_left_to_it(
+async def test_cheap_image_is_prepared_in_its_models_thread(
     decoding: FileDecoding, model: Model, row_s: float, pixels: int, left: bool
 ) -> None:
     model.row_s = row_s
@@ -212,7 +212,7 @@ async def test_callers_who_leave_in_the_same_turn_get_their_own_errors() -> None
     assert budget.held_bytes == 0
 
 
-async def test_a_request_that_does_not_fit_is_overtaken_a_limited_number_of_times() -> None:
+async def test_request_that_does_not_fit_is_overtaken_few_times() -> None:
     budget = MemoryBudget(100)
     await budget.take("a", 30, 1.0)
     large = asyncio.create_task(budget.take("large", 90, 10.0))

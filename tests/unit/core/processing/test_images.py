@@ -172,7 +172,7 @@ def test_wide_greyscale_with_alpha_is_scaled_like_that_without(values: list[int]
 
 
 @pytest.mark.parametrize("height", [1, 64, 65, 200])
-def test_wide_greyscale_of_any_height_is_scaled_by_the_range_of_the_whole(height: int) -> None:
+def test_wide_greyscale_is_scaled_by_its_whole_range(height: int) -> None:
     values = np.linspace(1000, 3000, 3 * height).round().astype(np.uint16).reshape(height, 3)
     found = np.asarray(decode(encode(values), Decode("L"), "Row 0"))
     np.testing.assert_array_equal(found, np.floor((values - 1000.0) * (255 / 2000) + 0.5))

@@ -25,7 +25,7 @@ def free_port() -> Iterator[int]:
         yield listening.getsockname()[1]
 
 
-def test_a_silent_first_address_delays_a_connection_by_a_quarter_of_a_second(free_port: int) -> None:
+def test_silent_first_address_delays_by_a_quarter_second(free_port: int) -> None:
     with silent_ipv6(free_port):
         started_s = time.monotonic()
         with happy_eyeballs.connect(NAME, free_port, 5) as connected:

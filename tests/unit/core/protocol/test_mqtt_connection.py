@@ -196,7 +196,7 @@ async def test_a_listener_is_called_during_the_read() -> None:
     assert told == [b"bad", "acknowledged", b"good", "acknowledged"]
 
 
-async def test_a_subscription_that_a_lost_connection_interrupts_is_made_by_the_next_one() -> None:
+async def test_next_connection_makes_the_interrupted_subscription() -> None:
     connections = 0
     heard: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
 

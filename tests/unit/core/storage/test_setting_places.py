@@ -53,7 +53,7 @@ def test_an_error_gets_the_source_that_won(
     assert caught.value.message == f"{named} is '::'."
 
 
-def test_a_key_is_named_with_its_line_in_an_error_of_the_same_type(tmp_path: Path) -> None:
+def test_errors_name_the_key_with_its_line(tmp_path: Path) -> None:
     (tmp_path / "agent.toml").write_text(_TEXT)
     with pytest.raises(ModelLoadError) as caught, naming_key(tmp_path / "agent.toml", "links[0].kind"):
         raise ModelLoadError("It is damaged.")

@@ -202,7 +202,7 @@ async def test_an_answer_that_was_drawn_is_not_given_back_later_than_others(scen
     assert scene.ended_audits == []
 
 
-async def test_after_an_alarm_audits_go_on_without_a_note_while_budgets_are_ample(scene: Scene) -> None:
+async def test_audits_after_an_alarm_continue_without_a_note(scene: Scene) -> None:
     monitored = scene.monitored
     monitored.record.state = CertificateState("broken_on_device", tightened=0.9)
     scene.cloud.agrees = lambda _: True
@@ -415,7 +415,7 @@ def test_a_busy_source_does_not_count_less_than_its_traffic(max_share: float) ->
     assert sum(weights.values()) == pytest.approx(80_000, rel=0.1)
 
 
-def test_a_burst_of_one_source_does_not_end_the_audits_of_the_others() -> None:
+def test_burst_of_one_source_leaves_audits_to_the_others() -> None:
     clock = SimulatedClock()
     propensities = propensity_at(clock, spacing_s=10.0, max_share=0.05)
     for _ in range(20_000):

@@ -635,7 +635,7 @@ def test_a_dropped_write_leaves_no_older_value(directory: Path) -> None:
     again.close()
 
 
-def test_a_dropped_write_is_a_miss_while_an_older_value_is_on_its_way(directory: Path, cache: DiskCache) -> None:
+def test_dropped_write_is_a_miss_behind_an_older_value(directory: Path, cache: DiskCache) -> None:
     cache.put(b"a" * 32, b"alone")
     written(cache)
     with Held(directory):

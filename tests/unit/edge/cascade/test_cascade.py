@@ -390,7 +390,7 @@ class TestWishes:
         assert not answer.certified
         assert scene.cloud.requests == [] and scene.promises.items == []
 
-    async def test_local_only_is_never_answered_by_the_full_model_even_from_the_cache(self, scene: Scene) -> None:
+    async def test_local_only_never_gets_the_full_models_cached_answer(self, scene: Scene) -> None:
         await scene.infer(UNSURE)
         answer = answer_of(await scene.infer(UNSURE, privacy=Privacy.LOCAL_ONLY))
         assert (answer.model_digest, answer.certified) == (scene.echo.digest, False)
@@ -554,7 +554,7 @@ class TestDeadline:
         ("row_ms", "asked_until_s"),
         [(300.0, 0.68), (float("inf"), 0.48), (5000.0, 0.98)],  # measured, not measured, hopeless
     )
-    async def test_time_is_kept_back_for_an_edge_answer_that_is_still_to_be_computed(
+    async def test_time_is_kept_for_an_edge_answer_to_compute(
         self, make_scene: MakeScene, row_ms: float, asked_until_s: float
     ) -> None:
         clock = SimulatedClock()

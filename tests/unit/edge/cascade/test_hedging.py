@@ -115,7 +115,7 @@ async def test_a_request_that_joined_an_unneeded_hedge_gets_its_answer(stage: St
     assert (stage.scene.cloud.cancelled, len(stage.scene.cloud.requests)) == (0, 1)
 
 
-async def test_of_a_batch_each_row_is_kept_or_escalated_and_all_travel_once(stage: Stage) -> None:
+async def test_each_row_is_decided_and_all_escalations_travel_once(stage: Stage) -> None:
     response = await stage.end(await stage.begin(SURE, UNSURE, deadline_s=1.0))
     assert tiers(answer_of(response).rows) == [Tier.EDGE, Tier.CLOUD]
     assert yes(response) == [SURE, 0.01]
@@ -194,7 +194,7 @@ async def test_it_serves_where_the_edge_model_is_not_done_in_time(stage: Stage) 
     assert (len(stage.scene.cloud.requests), stage.counts) == (1, (1, 0))
 
 
-async def test_an_edge_answer_counts_to_the_last_moment_where_there_is_no_other(stage: Stage) -> None:
+async def test_sole_edge_answer_counts_to_the_last_moment(stage: Stage) -> None:
     stage.scene.cloud.gate = asyncio.Event()
     task = await stage.begin(SURE)
     await stage.clock.advance(0.69)

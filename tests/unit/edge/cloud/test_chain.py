@@ -124,7 +124,7 @@ async def test_a_link_fault_moves_on_to_the_next_within_the_deadline(house: Hous
     assert house.second.calls[0][1] == pytest.approx(0.75)
 
 
-async def test_a_link_that_hangs_leaves_the_next_one_half_of_the_time_until_its_breaker_opens(house: House) -> None:
+async def test_hanging_link_leaves_the_next_one_half_the_time(house: House) -> None:
     house.first.answer = house.hang
 
     async def asked(timeout_s: float) -> list[str]:
@@ -352,7 +352,7 @@ async def test_each_links_return_is_a_recovery(house: House) -> None:
     await asyncio.wait_for(waiting, 1)
 
 
-async def test_with_another_certificate_a_link_is_probed_at_once_and_its_long_wait_is_over(house: House) -> None:
+async def test_another_certificate_ends_the_wait_for_a_probe(house: House) -> None:
     house.cut()
     await house.fail_until_open()
     await house.clock.advance(300.0)  # the waits are long by now
@@ -468,7 +468,7 @@ async def test_a_report_says_whether_a_link_works_and_why_not(house: House) -> N
     assert (report.state, report.problem) == (LinkStatus.DOWN, "refused")
 
 
-async def test_a_refused_token_shows_until_the_gateway_takes_one_and_is_warned_of_once(house: House) -> None:
+async def test_refused_token_shows_until_accepted_and_warns_once(house: House) -> None:
     house.first.error = house.second.error = errors.UnauthorizedError("The token is unknown.")
     with captured_lines() as lines:
         for _ in range(3):

@@ -119,7 +119,7 @@ def test_small_work_is_quick_and_large_work_is_not(held: DeviceModel) -> None:
     assert edge.sure_ms(request, 1) == pytest.approx(0.2)  # of the rows' mean size
 
 
-def test_a_model_that_has_become_slow_leaves_the_event_loop_until_it_is_quick_again(held: DeviceModel) -> None:
+def test_slow_model_leaves_the_event_loop_until_quick_again(held: DeviceModel) -> None:
     edge = replace(held.edge, row_ms=0.1, sample_bytes=100)
     measured_ms = edge.measured_ms(100)
     sample = held.edge.loaded.typical_inputs()

@@ -682,6 +682,6 @@ async def test_a_correction_of_an_earlier_bundle_is_delivered(models: dict[str, 
     assert corrected.output("probabilities").tolist() == [[0.75] * 10]
 
 
-async def test_a_correction_outside_of_the_range_is_refused_for_an_earlier_bundle_too() -> None:
+async def test_correction_out_of_range_is_refused_for_earlier_bundles() -> None:
     with pytest.raises(FirstlineError, match="outside of 0 to 1"):
         await client({}, value=-7.0).correct(promise())

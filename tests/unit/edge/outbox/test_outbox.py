@@ -704,7 +704,7 @@ async def test_a_purge_does_not_wait_for_other_readers(path: Path, open_outbox: 
     assert outbox.depth == 1
 
 
-async def test_a_promise_that_a_purge_removed_before_its_put_returned_is_not_waiting(path: Path) -> None:
+async def test_promise_purged_before_its_put_returned_is_not_waiting(path: Path) -> None:
     reopened = threading.Event()
     writers: list[database.Writer] = []
 

@@ -181,7 +181,7 @@ def test_colours_that_two_models_may_both_take_in_another_order_are_asked(site: 
     assert (site / "out" / "recipe.toml").read_text().count("decode:BGR") == 2
 
 
-def test_a_failure_after_the_models_are_known_leaves_the_bundle_as_it_was(site: Path) -> None:
+def test_failure_after_reading_the_models_leaves_the_bundle(site: Path) -> None:
     out = site / "out"
     _run(*_PAIR, *_DATA)
     before = (out / "bundle" / "manifest.json").read_bytes()
@@ -295,7 +295,7 @@ def test_labels_show_that_the_last_output_is_the_background(tmp_path: Path) -> N
     assert spell(full.postprocess) == "softmax,columns:0/1/2"
 
 
-def test_models_of_one_list_of_numbers_run_with_one_row_at_a_time(tmp_path: Path) -> None:
+def test_models_of_one_number_list_run_row_by_row(tmp_path: Path) -> None:
     nodes = [helper.make_node("MatMul", ["x", "w"], ["l"]), helper.make_node("Softmax", ["l"], ["p"], axis=0)]
     float_graph(tmp_path / "model.onnx", nodes, {"x": [3]}, {"p": [3]}, w=4 * np.eye(3, dtype=np.float32))
     rows = np.random.default_rng(0).normal(size=(120, 3)).round(3).tolist()
@@ -308,7 +308,7 @@ def test_models_of_one_list_of_numbers_run_with_one_row_at_a_time(tmp_path: Path
     assert (full.batch, full.without_rows) == (1, ("x", "p"))
 
 
-def test_an_edge_model_that_is_larger_than_the_full_one_is_pointed_out(site: Path) -> None:
+def test_edge_model_larger_than_the_full_one_is_noted(site: Path) -> None:
     average_colours(site / "larger.onnx", size=4)
     (site / "larger.onnx").write_bytes((site / "larger.onnx").read_bytes() + b"\x72\x04\x0a\x02ab")  # metadata
     assert "exchange --edge and --full" in _run("--edge", "larger.onnx", "--full", "colours.onnx", *_DATA).stderr

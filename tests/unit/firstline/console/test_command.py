@@ -67,7 +67,7 @@ def test_missing_packages_are_named_in_the_error() -> None:
 
 
 @pytest.mark.parametrize(("status", "code"), [(403, "forbidden"), (503, "unavailable"), (200, "")])
-def test_a_key_that_may_not_act_for_persons_is_refused_at_the_start(status: int, code: str) -> None:
+def test_key_that_may_not_delegate_is_refused_at_start(status: int, code: str) -> None:
     from firstline.console.service import check_key  # only here, because it imports NiceGUI
 
     asked: list[httpx.Request] = []

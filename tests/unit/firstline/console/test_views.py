@@ -347,7 +347,7 @@ def test_promises_are_listed_with_what_to_do() -> None:
     assert "more errors than promised" in contracts_view.advice(doubtful, states)[0]
 
 
-def test_the_alarm_of_a_promise_about_an_event_is_at_its_own_level() -> None:
+def test_event_promise_alarms_at_its_own_level() -> None:
     one_of_three = replace(PROMISE, event="missed person", level=0.05 / 3, e_value=30.0)
     assert dict(contracts_view.figures(one_of_three))["Evidence against it"] == "30 of 60"
     drawn = contracts_view.chart(one_of_three)
@@ -362,7 +362,7 @@ def test_the_alarm_of_a_device_names_the_broken_promise() -> None:
     assert shown[0]["version"] == Cell("door 1", "/contracts/door")
 
 
-def test_a_lasting_alarm_of_a_device_is_on_the_overview_its_contract_and_its_page() -> None:
+def test_lasting_device_alarm_shows_on_overview_contract_and_page() -> None:
     lasting = DeviceAlarm("digits", "1", "cam/1", "2026-11-21", None, "missed person")
     ended = replace(lasting, device="cam/2", ended="2026-11-22")
     variant = replace(lasting, edge_digest="b" * 64)

@@ -216,7 +216,7 @@ def test_models_for_another_runtime_are_named_with_a_reason(
     assert "ONNXRuntimeError" not in caught.value.message
 
 
-def test_weights_in_a_second_file_are_named_by_the_path_of_the_user(tmp_path: Path) -> None:
+def test_external_weights_are_named_by_the_users_path(tmp_path: Path) -> None:
     file = tmp_path / "mine.onnx"
     model = _graph([helper.make_node("Softmax", ["l"], ["p"])], [_floats("p", 3)])
     onnx.save(model, file, save_as_external_data=True, location="mine.onnx.data", size_threshold=0)

@@ -133,7 +133,7 @@ def test_one_promise_may_be_about_all_answers() -> None:
 
 
 @pytest.mark.parametrize("name", ["missed Potted  Plant", "MISSED potted plant"])
-def test_case_and_spaces_of_an_event_matter_only_where_labels_differ_by_them(name: str) -> None:
+def test_case_and_spaces_matter_only_where_labels_differ(name: str) -> None:
     assert list(parse_promises([f"{name} 5% at 90%"], Detection(("potted plant", "car")))) == ["missed potted plant"]
     with pytest.raises(ConfigError, match="no event"):
         parse_promises([f"{name} 5% at 90%"], Detection(("potted plant", "Potted Plant")))

@@ -29,7 +29,7 @@ class Overload:
         self.guard._lags_s = (lag_s, lag_s)
 
 
-def test_a_client_that_does_not_wait_is_refused_for_a_quarter_of_the_wait() -> None:
+def test_impatient_client_is_refused_for_a_quarter_wait() -> None:
     overload = Overload()
     guard = overload.guard
     for _ in range(20):
@@ -63,7 +63,7 @@ def test_a_late_event_loop_refuses_the_busiest_clients() -> None:
     assert not guard.refuses(1, 11.5)
 
 
-def test_a_late_event_loop_refuses_no_client_while_few_requests_are_in_progress() -> None:
+def test_late_event_loop_with_few_requests_refuses_nobody() -> None:
     overload = Overload()
     overload.late(0.2)
     for _ in range(19):

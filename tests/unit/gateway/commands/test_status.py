@@ -42,7 +42,7 @@ def test_two_versions_of_a_model_are_told_apart() -> None:
     assert "m 1 at 1 times its usual seconds, m 2 at 1 times its usual seconds, n at 3 times" in line
 
 
-async def test_a_model_that_an_executor_is_left_alone_with_is_told_beside_those_that_run() -> None:
+async def test_model_that_only_one_executor_runs_is_shown() -> None:
     async with site({"only": 0.01}) as made:
         made.add(served_as(N))
         for _ in range(3):

@@ -275,7 +275,7 @@ async def test_an_alarm_reaches_the_devices_of_its_variant(bench: Bench) -> None
     assert bench.answer(request_from("", principal="application:shop")) is None
 
 
-async def test_the_quota_is_for_the_devices_of_the_last_hour_and_of_all_alarms(bench: Bench) -> None:
+async def test_quota_covers_the_last_hours_devices_of_all_alarms(bench: Bench) -> None:
     broken(bench)
     assert bench.monitor.quota_per_device(ModelKey("digits", 1)) == 600 / 8
     broken(bench, version=2)
@@ -351,7 +351,7 @@ def test_a_device_learns_how_many_devices_audit_its_promise(bench: Bench) -> Non
     assert (auditing("cam0"), auditing("other"), auditing("new")) == (6, 1, 6)
 
 
-async def test_an_audit_that_is_not_counted_is_a_device_that_audits_all_the_same(make_bench: MakeBench) -> None:
+async def test_device_with_uncounted_audits_counts_as_auditing(make_bench: MakeBench) -> None:
     bench = make_bench(Contracts(audit_spacing_s=60))
     notices = [bench.audit(f"cam{number}") for number in range(5)]
     assert bench.counted() == 1
@@ -376,7 +376,7 @@ async def test_a_devices_own_alarm_is_shown_and_alarms_no_other_device(bench: Be
 
 
 @EITHER
-async def test_a_devices_own_alarm_is_in_the_audit_log_once_whoever_tells_it_first(bench: Bench) -> None:
+async def test_device_alarm_is_logged_once_from_its_first_report(bench: Bench) -> None:
     alarm = ContractAlarm(certificate_of(bench.served()).edge_digest, "missed person")
 
     def entries() -> list[tuple[str, str]]:
@@ -599,7 +599,7 @@ def test_a_request_counts_once_whatever_the_wall_clock_says(bench: Bench, wall_s
     assert bench.monitor.devices_last_hour(ModelKey("digits", 1)) == 2, "who asked before the restart shares a quota"
 
 
-async def test_a_jump_gives_no_device_more_of_an_hour_and_no_pool_closer_audits(make_bench: MakeBench) -> None:
+async def test_clock_jump_adds_no_quota_and_no_closer_audits(make_bench: MakeBench) -> None:
     bench = make_bench(Contracts(audits_per_device_hour=5, audit_spacing_s=10))
     for number in range(9):
         bench.set_wall_clock(NOW_S + (-1) ** number * number * DAY_S)

@@ -37,7 +37,7 @@ def runs(loaded: LoadedModel) -> bool:
 
 
 @pytest.mark.parametrize("executors", [{"cpu": LOCAL, "far": FAR}, {"far": FAR, "cpu": LOCAL}])
-def test_a_remote_executor_that_takes_no_model_leaves_it_to_the_local_one(executors: dict[str, object]) -> None:
+def test_local_executor_gets_a_model_that_the_remote_refuses(executors: dict[str, object]) -> None:
     models, loaded = opened(executors, {"digits": ["cpu"]})
     assert models == {"cpu": [KEY], "far": []}
     assert loaded is not None and runs(loaded)

@@ -176,7 +176,7 @@ def test_a_request_that_cannot_be_prepared_fails_alone() -> None:
     assert model.runs == [2]
 
 
-def test_a_request_that_makes_the_run_fail_is_found_and_the_others_are_answered() -> None:
+def test_request_that_fails_a_run_fails_alone() -> None:
     good, bad, also_good = run_batch(Doubler(fails_above=5), tensors([1], [9], [3]), max_rows=8)
     assert isinstance(bad, errors.FirstlineError)
     assert good["probabilities"].tolist() == [[2]]
@@ -239,7 +239,7 @@ def test_rows_of_different_shapes_run_in_groups_of_their_own() -> None:
     assert model.runs == [4, 2]
 
 
-def test_encoded_inputs_of_a_model_that_runs_row_by_row_are_not_joined() -> None:
+def test_encoded_inputs_of_row_by_row_models_stay_single() -> None:
     class Reader(Doubler):
         def prepare(self, inputs: Arrays) -> Arrays:
             return {"x": np.array([[float(each)] for each in inputs["x"]], np.float32)}

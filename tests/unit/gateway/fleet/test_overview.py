@@ -94,7 +94,7 @@ def test_the_database_finds_the_presence_that_a_device_shows(database: Database)
     assert set(shown.values()) == set(Presence)
 
 
-def test_a_device_with_a_revoked_key_is_revoked_until_it_has_access_again(database: Database) -> None:
+def test_device_with_a_revoked_key_stays_revoked_until_readmitted(database: Database) -> None:
     def add_key(name: str, number: int, revoked_s: float | None, kind: str = "device") -> None:
         values = {"sha256": f"{name}{number}", "name": name, "kind": kind, "scopes": "", "created_s": 0.0, "person": ""}
         with database.begin() as connection:

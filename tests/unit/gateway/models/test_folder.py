@@ -148,7 +148,7 @@ def _refused_alone(root: Path, closed: list[Path]) -> None:
         assert str(bundle.path) in bundle.error.message
 
 
-def test_an_execution_provider_that_is_absent_is_an_error_and_not_the_cpu() -> None:
+def test_absent_execution_provider_is_an_error_not_the_cpu() -> None:
     repository = ModelsFolder(DIGITS).load(RuntimeOptions(providers=("NoSuchExecutionProvider",)))
     assert not repository.models
     assert "NoSuchExecutionProvider" in repository.refused[0].error.message

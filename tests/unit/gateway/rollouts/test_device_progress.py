@@ -73,7 +73,7 @@ def test_a_report_without_a_configuration_name_is_read() -> None:
 
 
 @pytest.mark.parametrize("state", [UpdateState.COMMITTED, UpdateState.REJECTED, UpdateState.ROLLED_BACK])
-def test_a_device_does_not_go_back_to_a_version_that_it_gave_up(state: UpdateState) -> None:
+def test_device_never_returns_to_a_version_it_gave_up(state: UpdateState) -> None:
     older = DesiredVersion("digits", 2, "2" * 64, "older")
     device = DeviceView("d", desired=older, update=Update("digits", 2, state, rollout="older"))
     newer = Rollout("newer", Definition("digits", 3, "3" * 64), RolloutState.RUNNING, "kim", 0.0, seed=1)

@@ -152,7 +152,7 @@ def test_a_stage_is_offered_at_its_pace() -> None:
     assert fleet.states()[S.OFFERED] == 6
 
 
-def test_a_device_that_is_away_at_the_offer_neither_fails_nor_delays_the_stage() -> None:
+def test_absent_device_neither_fails_nor_delays_the_stage() -> None:
     fleet = simulated_fleet()
     fleet.change("d03", online=False)
     fleet.change("d04", age_s=math.inf)
@@ -168,7 +168,7 @@ def test_a_device_that_is_away_at_the_offer_neither_fails_nor_delays_the_stage()
     assert fleet.assignments["d03"].state is S.DONE
 
 
-def test_a_device_that_falls_silent_after_the_offer_has_failed_until_it_returns() -> None:
+def test_device_silent_after_the_offer_failed_until_it_returns() -> None:
     fleet = simulated_fleet()
     fleet.install()
     fleet.report("d05", UpdateState.DOWNLOADING, age_s=10_000)
@@ -215,7 +215,7 @@ def test_slow_installations_pause_the_rollout() -> None:
     assert fleet.rollout.state is RolloutState.RUNNING
 
 
-def test_an_unclear_stage_is_held_then_paused_and_can_be_promoted_by_a_person() -> None:
+def test_unclear_stage_is_held_then_paused_then_promotable() -> None:
     fleet = simulated_fleet(20, Stage(1.0, soak_s=800, patience_s=300), rules=Rules())
     fleet.install()
     fleet.advance(100, times=13)
@@ -244,7 +244,7 @@ def test_an_abort_stops_devices_under_way_and_leaves_those_that_are_done() -> No
     assert fleet.devices["d01"].desired == BACK
 
 
-def test_a_rollback_keeps_the_reason_of_a_failure_and_not_that_of_an_offer_that_expired() -> None:
+def test_rollback_keeps_reasons_of_failures_not_of_expired_offers() -> None:
     fleet = simulated_fleet(4, Stage(1.0, soak_s=0))
     fleet.install()
     fleet.report("d00", UpdateState.FAILED)
@@ -449,7 +449,7 @@ def test_a_plan_adds_the_false_alarms_of_all_contracts_of_the_version(contracts:
     assert ("on the gateway (contracts.delta). A device's own alarm" in stated) == (contracts > 0)
 
 
-def test_devices_that_wait_at_a_promotion_are_offered_the_model_in_the_next_stage() -> None:
+def test_devices_waiting_at_a_promotion_join_the_next_stage() -> None:
     fleet = simulated_fleet(20, Stage(0.5, per_minute=1, soak_s=800), Stage(1.0, soak_s=800))
     fleet.advance()
     waited = {name for name, each in fleet.assignments.items() if each.state is S.WAITING and each.treated}
@@ -510,7 +510,7 @@ def test_a_pause_within_a_stages_time_does_not_use_up_its_patience() -> None:
     assert fleet.rollout.state is RolloutState.PAUSED
 
 
-def test_a_stage_that_is_held_for_weeks_is_evaluated_some_dozens_of_times() -> None:
+def test_stage_held_for_weeks_is_evaluated_dozens_of_times() -> None:
     fleet = simulated_fleet(20, Stage(1.0, soak_s=480, patience_s=30 * 86_400), rules=Rules())
     fleet.install()
     fleet.advance(60)
@@ -551,7 +551,7 @@ def test_stranded_devices_are_reported_and_do_not_delay_a_rollback() -> None:
     assert "1 device could not go back (not_found), and cameras version 2 runs there" in fleet.rollout.sentence
 
 
-def test_a_plan_warns_of_a_stage_that_is_too_short_to_detect_silence() -> None:
+def test_plan_warns_of_a_stage_too_short_for_silence() -> None:
     fleet = simulated_fleet(4, Stage(0.5, soak_s=900), Stage(1.0, soak_s=901))
     (warning,) = plan(fleet.rollout.definition, fleet, None, StepTime(0.0, 1.7e9), delta=0.05, contracts=1).warnings
     assert warning.startswith("Stage 1 is observed for no longer than the 900 s")
@@ -568,7 +568,7 @@ def test_a_plan_warns_that_no_device_is_selected() -> None:
 
 @pytest.mark.parametrize("devices", [1, 2, 5, 40])
 @pytest.mark.parametrize("rules", [Rules(promote_unseen=True), Rules(ignored=tuple(FIGURES)), UNSEEN])
-def test_an_alarm_aborts_and_rolls_back_at_any_fleet_size_and_with_any_flags(devices: int, rules: Rules) -> None:
+def test_alarm_rolls_back_whatever_the_fleet_size_and_flags(devices: int, rules: Rules) -> None:
     fleet = simulated_fleet(devices, Stage(1.0, soak_s=800), rules=rules)
     fleet.install()
     fleet.advance(60)
@@ -652,7 +652,7 @@ def test_a_promotion_without_audits_says_so(rules: Rules) -> None:
     assert look.decision == "promote" and "No edge answer on devices with the model was audited" in look.sentence
 
 
-def test_audits_of_the_version_before_do_not_count_for_the_one_that_a_device_installs_late() -> None:
+def test_old_versions_audits_never_count_for_late_installs() -> None:
     fleet = simulated_fleet(2, Stage(1.0, soak_s=600, patience_s=300), rules=Rules(promote_unseen=True))
     fleet.audited = (1,)
     fleet.change_all(online=False)
@@ -671,7 +671,7 @@ def test_audits_of_the_version_before_do_not_count_for_the_one_that_a_device_ins
     assert fleet.rollout.state is RolloutState.COMPLETED, fleet.rollout.sentence
 
 
-def test_audits_of_the_version_before_do_not_lower_the_disagreement_of_a_device_that_returns() -> None:
+def test_old_versions_audits_lower_no_returning_devices_disagreement() -> None:
     fleet = simulated_fleet(20, Stage(0.5, soak_s=800))
     fleet.audited, fleet.disagreeing = (1, 2), (2,)
     fleet.advance()
@@ -818,7 +818,7 @@ def test_a_rollback_ends_without_devices_that_left_the_fleet() -> None:
 
 
 @pytest.mark.parametrize("devices", [0, 1, 2])
-def test_a_plan_that_detects_nothing_says_so_instead_of_when_it_is_complete(devices: int) -> None:
+def test_plan_that_detects_nothing_says_so_without_a_date(devices: int) -> None:
     fleet = simulated_fleet(devices, Stage(0.5, soak_s=60), rules=Rules(promote_unseen=True), held_back=0.05)
     planned = plan(fleet.rollout.definition, fleet, None, StepTime(0.0, 1.7e9), delta=0.05, contracts=1)
     assert planned.earliest_s is None and not planned.sees

@@ -237,7 +237,7 @@ def test_a_file_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("target", ["store.db", "missing/store.db"], ids=["itself", "no folder"])
-def test_a_link_to_no_file_is_locked_as_the_store_that_replaces_it(tmp_path: Path, target: str) -> None:
+def test_dangling_link_is_locked_as_the_store_replacing_it(tmp_path: Path, target: str) -> None:
     found = StoreSettings(url=f"sqlite:///{tmp_path}/store.db")
     (tmp_path / "store.db").symlink_to(target)
     for _ in range(2):

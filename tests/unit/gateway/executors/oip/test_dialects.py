@@ -252,7 +252,7 @@ def test_a_servers_file_digest_is_compared_with_the_bundle(served: ServedModel) 
     assert V2Model(served, RuntimeOptions(), DEFAULT_LIMITS).check(questions(config=said)) == ""
 
 
-def test_a_server_that_joins_requests_is_refused_for_a_model_that_runs_row_by_row(served: ServedModel) -> None:
+def test_servers_joining_requests_get_no_row_by_row_model(served: ServedModel) -> None:
     joins = questions(config={"dynamic_batching": {}})
     assert V2Model(served, RuntimeOptions(), DEFAULT_LIMITS).check(joins) == ""
     alone = structs.replace(served.manifest, full=structs.replace(served.full, batch=1))

@@ -133,7 +133,7 @@ async def test_more_rows_than_a_batch_may_have_travel_in_steps() -> None:
         assert [request.rows for request in far.servers[0].requests] == [8, 8, 4]
 
 
-async def test_a_model_that_runs_row_by_row_gets_one_row_in_a_request() -> None:
+async def test_row_by_row_model_gets_one_row_per_request() -> None:
     class RowByRow(FirstlineModel):
         batch = 1
 
@@ -344,7 +344,7 @@ async def test_a_failure_on_all_servers_is_the_requests() -> None:
         assert "failed on this request: It broke." in outcome.message
 
 
-async def test_another_model_under_the_same_version_is_an_error_and_not_an_answer() -> None:
+async def test_another_model_under_the_same_version_is_an_error() -> None:
     def other(far: Site) -> None:
         far.servers[0].digest = "f" * 64
 
@@ -409,7 +409,7 @@ async def test_a_busy_server_gives_the_retry_time_if_the_other_one_breaks(busy: 
         assert outcome.retry_after_s == 3
 
 
-async def test_a_slow_server_is_hedged_and_the_slower_of_both_is_cut_off() -> None:
+async def test_slow_server_is_hedged_and_the_slower_cut_off() -> None:
     async with site(2, hedge_share=0.05) as far:
         await far.warm()
         far.servers[0].seconds = 5.0

@@ -205,7 +205,7 @@ async def test_batches_do_not_wait_for_replicas_that_are_gone(site: Site) -> Non
     assert site.clock.monotonic_s() - began_s < 5
 
 
-async def test_a_model_that_is_put_in_later_is_deployed_before_it_is_ready(site: Site) -> None:
+async def test_later_model_is_deployed_before_it_is_ready(site: Site) -> None:
     other = ModelKey("other", 1)
     served = replace(SERVED, key=other, path=WHERE.parent / "other")
     site.executor = RayExecutor(
@@ -257,7 +257,7 @@ async def test_the_last_state_of_a_silent_cluster_holds_for_a_while(site: Site) 
     assert site.executor.problem_with(M) == ""
 
 
-def test_the_bundle_path_is_that_of_the_cluster_and_the_limits_are_the_gateways() -> None:
+def test_bundle_path_is_the_clusters_limits_the_gateways() -> None:
     served = replace(SERVED, path=Path("models/m/3").absolute())
     overrides = {"ray.models_directory": "/srv/models", "models.directory": "models", "decoding.side_limit": 5000}
     found = deployment_of(served, load(None, environ={}, overrides=overrides))

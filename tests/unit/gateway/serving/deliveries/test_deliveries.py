@@ -165,7 +165,7 @@ async def test_what_its_client_no_longer_waits_for_is_recorded(start: Start) -> 
     assert len(replica.runs) == 1
 
 
-async def test_of_two_replicas_that_work_on_one_request_the_first_to_commit_has_answered(start: Start) -> None:
+async def test_first_replica_that_commits_a_request_has_answered_it(start: Start) -> None:
     slow, fast, request = start(), start(), delivery_of(1)
     slow.gate = asyncio.Event()
     asked = asyncio.create_task(slow.deliver(request))
@@ -200,7 +200,7 @@ async def test_a_long_answer_is_known_and_run_again(start: Start) -> None:
 
 
 @pytest.mark.parametrize("column", ["answer", "content"])
-async def test_a_record_that_the_disk_has_damaged_is_none_and_is_written_anew(start: Start, column: str) -> None:
+async def test_damaged_record_counts_as_none_and_is_rewritten(start: Start, column: str) -> None:
     replica, request = start(), delivery_of(1)
     first = await replica.deliver(request)
     damage = DELIVERIES.c[column]

@@ -77,7 +77,7 @@ def bench() -> Bench:
     return Bench()
 
 
-async def test_a_lone_request_on_an_idle_server_starts_at_once_without_a_timer(bench: Bench) -> None:
+async def test_lone_request_on_an_idle_server_needs_no_timer(bench: Bench) -> None:
     task = await bench.submit(request_of(1, 2))
     assert bench.batches == [[[1, 2]]]
     assert bench.clock.sleepers == 0
@@ -112,7 +112,7 @@ async def test_requests_of_a_model_that_runs_row_by_row_are_not_gathered() -> No
     assert bench.rows_run == [1] * 5
 
 
-async def test_a_batch_takes_whole_requests_up_to_its_rows_and_a_large_one_alone() -> None:
+async def test_batch_takes_whole_requests_and_a_large_one_alone() -> None:
     bench = Bench(rows=4)
     await bench.warm(1, 2, 4)
     await bench.submit(request_of(0))

@@ -133,7 +133,7 @@ async def test_a_batch_takes_no_more_rows_than_it_may() -> None:
     assert [len(rows) for _, rows in bench.executor.here] == [4, 4, 2]
 
 
-async def test_a_batch_is_as_large_as_the_limit_of_the_loop_allows_although_rows_gain_nothing() -> None:
+async def test_loop_batches_fill_the_limit_although_rows_gain_nothing() -> None:
     bench = Bench({M: {1: 100e-6, 2: 200e-6}}, rows=32)
     await asyncio.gather(*(bench.batcher.submit(M, request_of(float(value))) for value in range(12)))
     assert [len(rows) for _, rows in bench.executor.here] == [8, 4]
@@ -208,7 +208,7 @@ async def test_a_late_request_is_refused(bench: Bench) -> None:
     assert bench.late == 1
 
 
-async def test_a_model_that_becomes_slow_leaves_the_loop_and_is_tried_again_later(bench: Bench) -> None:
+async def test_slow_model_leaves_the_loop_and_is_retried_later(bench: Bench) -> None:
     bench.executor.takes_s = 0.1
     for _ in range(40):
         await bench.ask()
