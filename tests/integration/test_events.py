@@ -183,6 +183,8 @@ async def test_answers_and_events_are_limited_to_the_caller_of_the_request(tmp_p
             assert (refused.status_code, refused.json()["code"]) == expected
         unknown = await house.http.get(events_of("01890a5d-ac96-774b-bcce-b302099a8057"), headers=camera)
         assert (unknown.status_code, unknown.json()["code"]) == (404, "unknown_answer")
+        misspelt = await house.http.get(f"{path}?fom=v2", headers=camera)
+        assert misspelt.status_code == 400 and "did you mean 'form'?" in misspelt.json()["error"]
         form = await house.http.get(f"{path}?form=long", headers=camera)
         assert (form.status_code, form.json()["code"]) == (400, "invalid_request")
         async with house.http.stream("GET", path, headers=camera) as response:
