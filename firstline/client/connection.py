@@ -24,6 +24,7 @@ from firstline_core.errors import (
 from firstline_core.protocol.http import decompressed
 from firstline_core.protocol.http_client import ClientSettings, connection_fault, untrusted
 from firstline_core.protocol.limits import DEFAULT_LIMITS
+from firstline_core.protocol.proxies import environment_proxy
 from firstline_core.storage.files import not_certificates
 
 DEFAULT_URL = "http://127.0.0.1:8070"  # this machine's agent
@@ -248,4 +249,9 @@ def link_error(error: httpx.HTTPError, url: str) -> FirstlineError:
         return LinkDownError(message)
     if "name it with" in reason:
         return LinkDownError(f"{url} cannot be used: {reason}.")
+    if proxy := "" if url.startswith("unix:") else environment_proxy(url):
+        return LinkDownError(
+            f"{url} cannot be reached through the proxy {httpx.URL(proxy).netloc.decode()}: {reason}. Correct the "
+            "variables of the proxy, or exclude the server in NO_PROXY."
+        )
     return LinkDownError(f"{url} cannot be reached: {reason}. Start the server, or correct the address.")

@@ -328,6 +328,22 @@ def test_httpx_errors_become_firstline_errors(error: httpx.HTTPError, kind: type
 
 
 @pytest.mark.parametrize(
+    ("url", "sentence"),
+    [
+        ("http://gateway.example", "through the proxy proxy.example:3128: refused. Correct the variables of the proxy"),
+        ("http://127.0.0.1:8070", "reached: refused. Start the server"),
+        ("unix:/run/agent.socket", "reached: refused. Start the server"),
+    ],
+)
+def test_a_failure_names_the_proxy_without_its_password(
+    monkeypatch: pytest.MonkeyPatch, url: str, sentence: str
+) -> None:
+    monkeypatch.setenv("http_proxy", "http://user:secret@proxy.example:3128")
+    message = connection.link_error(httpx.ConnectError("refused"), url).message
+    assert sentence in message and "secret" not in message
+
+
+@pytest.mark.parametrize(
     "url",
     [
         "",
