@@ -94,11 +94,15 @@ _FILE_ANSWER = {
         "confidence": {"type": "number"},
         "model_digest": {"type": "string"},
         "attempts": {"type": "array", "items": ANY_OBJECT},
+        "rows": {"type": "array", "items": ANY_OBJECT},
         "changed": {"type": "boolean"},
         "refusal": {"type": "string"},
         "model": {"type": "string"},
         "version": {"type": "string"},
         "id": {"type": "string"},
+        "width": {"type": "integer"},
+        "height": {"type": "integer"},
+        "results": {"type": "array", "items": ANY_OBJECT, "description": "Of each row, if there are several."},
     },
 }
 _ERROR = {
