@@ -96,6 +96,16 @@ def test_answers_and_errors_have_the_described_fields(running: Line, documents: 
     assert "request_id" in schema["properties"] and "request_id" in answer
 
 
+def test_each_limit_of_a_page_is_a_number(document: dict[str, Any]) -> None:
+    parameters = [
+        parameter
+        for methods in document["paths"].values()
+        for operation in methods.values()
+        for parameter in operation.get("parameters", ())
+    ]
+    assert {each["schema"]["type"] for each in parameters if each["name"] == "limit"} <= {"integer"}
+
+
 @pytest.mark.parametrize(
     ("tier", "headers", "status"),
     [

@@ -95,14 +95,14 @@ def name_of(text: str, what: str = "a device") -> str:
         ) from error
 
 
-def number_of(text: str, what: str, most: int = 10**18 - 1) -> int:
+def number_of(text: str, what: str) -> int:
     """Returns a whole number of at least 1, from a path or a query.
 
     Raises:
-        RequestError: the text is not such a number, or it is over `most`.
+        RequestError: the text is not such a number, or has more than 18 digits.
     """
-    if not (text.isascii() and text.isdigit() and len(text) <= 18 and 1 <= int(text) <= most):
-        raise RequestError(f"{shown(text)} cannot be {what}; give a whole number from 1 to {most}.")
+    if not (text.isascii() and text.isdigit() and len(text) <= 18 and int(text)):
+        raise RequestError(f"{shown(text)} cannot be {what}; give a whole number from 1 to {10**18 - 1}.")
     return int(text)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING, Annotated
 
-from fastapi import APIRouter, Depends, Path, Request
+from fastapi import APIRouter, Depends, Path, Query, Request
 from pydantic import AfterValidator
 from starlette.responses import Response, StreamingResponse
 
@@ -26,6 +26,7 @@ from firstline_gateway.api.messages import (
     ModelName,
     OptionalConfigurationName,
     OptionalModelName,
+    PageLimit,
     Version,
     answer,
     body_of,
@@ -158,12 +159,15 @@ def catalogue_routes(registry: Registry | None, access: Access) -> APIRouter:
     router = APIRouter(tags=["registry"], dependencies=[Depends(access.scope("fleet"))])
 
     @router.get(wire.BUNDLES_PATH)
-    async def list_bundles(after: str = "", model: OptionalModelName = "", limit: str = str(_PAGE_LIMIT)) -> Response:
+    async def list_bundles(
+        after: str = "",
+        model: OptionalModelName = "",
+        limit: Annotated[int, Query(ge=1, le=_PAGE_LIMIT)] = _PAGE_LIMIT,
+    ) -> Response:
         """The signed bundles, by name and version (after=NAME/VERSION, model=)."""
-        behind, count = _cursor(after, "a model"), number_of(limit, "a limit", _PAGE_LIMIT)
-        bundles = await _opened(registry).catalogue.entries(behind, count + 1, model)
-        page = bundles[:count]
-        last = f"{page[-1].name}/{page[-1].version}" if len(bundles) > count else None
+        bundles = await _opened(registry).catalogue.entries(_cursor(after, "a model"), limit + 1, model)
+        page = bundles[:limit]
+        last = f"{page[-1].name}/{page[-1].version}" if len(bundles) > limit else None
         return answer(wire.BundlePage(tuple(page), last))
 
     @router.get(_BUNDLE)
@@ -173,14 +177,14 @@ def catalogue_routes(registry: Registry | None, access: Access) -> APIRouter:
 
     @router.get(wire.CONFIGURATIONS_PATH)
     async def list_configurations(
-        after: str = "", name: OptionalConfigurationName = "", limit: str = str(PAGE)
+        after: str = "", name: OptionalConfigurationName = "", limit: PageLimit = PAGE
     ) -> Response:
         """The signed configurations, by name and version (after=NAME/VERSION, name=)."""
-        behind, count = _cursor(after, "a configuration"), number_of(limit, "a limit", PAGE)
+        behind = _cursor(after, "a configuration")
         listed = (await _opened(registry).catalogue.current()).configurations
         matching = [one for one in listed if (one.name, one.version) > behind and name in ("", one.name)]
-        page = matching[:count]
-        last = f"{page[-1].name}/{page[-1].version}" if len(matching) > count else None
+        page = matching[:limit]
+        last = f"{page[-1].name}/{page[-1].version}" if len(matching) > limit else None
         return answer(wire.ConfigurationPage(tuple(page), last))
 
     return router
