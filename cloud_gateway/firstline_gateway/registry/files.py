@@ -11,13 +11,15 @@ import hashlib
 import os
 import secrets
 import time
-from collections.abc import AsyncIterable, AsyncIterator, Collection, Iterator, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, Protocol
+from typing import BinaryIO, NamedTuple, Protocol, TypeVar
 
 from firstline_core.clock import Clock
 from firstline_core.errors import NoRoomError, NotFoundError, PayloadTooLargeError, RequestError, StoreUnavailableError
+from firstline_core.runtime.threads import in_daemon_thread
 from firstline_core.storage.artefact import SignedFile
 from firstline_core.storage.files import make_folder, naming, sync_folder, system_reason
 from firstline_gateway.settings.settings import Registry as RegistrySettings
@@ -27,6 +29,11 @@ PART_BYTES = 1 << 20
 _ABANDONED_S = 86_400.0
 _RETRY_S = 30.0
 _INCOMING = "incoming"
+# A folder that replicas share may hang for any time: calls have threads of their own, for which no process waits.
+_CALLS = 16
+_PATIENCE_S = 120.0
+
+_T = TypeVar("_T")
 
 
 class Blob(NamedTuple):
@@ -70,22 +77,50 @@ class LocalBlobs:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._calls = asyncio.Semaphore(_CALLS)
         with naming(f"registry.blobs {folder}", "written"):
             make_folder(folder / _INCOMING)
 
     async def put(self, sha256: str, parts: AsyncIterable[bytes]) -> None:
         """See `Blobs`."""
         incoming = self._folder / _INCOMING / f"{sha256}.{secrets.token_hex(8)}"
-        try:
-            with self._translated(), incoming.open("xb") as file:
+        with self._translated():
+            file = await self._call(partial(_created, incoming))
+            try:
                 buffered, buffered_bytes = [], 0
                 async for part in parts:
                     buffered.append(part)
                     buffered_bytes += len(part)
                     if buffered_bytes >= PART_BYTES:
-                        await asyncio.to_thread(file.writelines, buffered)
+                        await self._call(partial(file.writelines, buffered))
                         buffered, buffered_bytes = [], 0
-                await asyncio.to_thread(self._finish, file, buffered, incoming, self._path(sha256))
+                await self._call(partial(self._finish, file, buffered, incoming, self._path(sha256)))
+            finally:
+                await self._call(partial(self._close, file, incoming))
+
+    async def _call(self, call: Callable[[], _T]) -> _T:
+        """Runs a call in a thread, at most `_CALLS` at the same time, those that hang included.
+
+        Raises:
+            OSError: it fails, or does not return in time.
+        """
+        try:
+            async with asyncio.timeout(_PATIENCE_S):
+                await self._calls.acquire()
+                running = asyncio.ensure_future(in_daemon_thread(call))
+                running.add_done_callback(self._returned)
+                return await asyncio.shield(running)
+        except TimeoutError as error:
+            raise OSError(f"it did not answer within {_PATIENCE_S:g} s") from error
+
+    def _returned(self, running: asyncio.Future[_T]) -> None:
+        self._calls.release()
+        if not running.cancelled():
+            running.exception()  # its caller may have given up; asyncio would log an error that nothing retrieves
+
+    def _close(self, file: BinaryIO, incoming: Path) -> None:
+        try:
+            file.close()
         finally:
             incoming.unlink(missing_ok=True)
 
@@ -101,7 +136,7 @@ class LocalBlobs:
         """See `Blobs`."""
         with self._translated():
             try:
-                status = await asyncio.to_thread(self._path(sha256).stat)
+                status = await self._call(self._path(sha256).stat)
             except FileNotFoundError:
                 return None
         return Blob(sha256, status.st_size, status.st_mtime)
@@ -109,23 +144,25 @@ class LocalBlobs:
     async def read(self, sha256: str, start: int, end: int) -> AsyncIterator[bytes]:
         """See `Blobs`."""
         with self._translated():
-            try:
-                file = await asyncio.to_thread(self._path(sha256).open, "rb")
-            except FileNotFoundError as error:
-                raise NotFoundError(f"There is no file {sha256}.") from error
-            with file:
-                file.seek(start)
-                while start < end:
-                    part = await asyncio.to_thread(file.read, min(PART_BYTES, end - start))
-                    if not part:
-                        return  # the file was truncated: the client sees that bytes are missing
-                    start += len(part)
-                    yield part
+            while start < end:
+                try:
+                    part = await self._call(partial(self._part, sha256, start, min(PART_BYTES, end - start)))
+                except FileNotFoundError as error:
+                    raise NotFoundError(f"There is no file {sha256}.") from error
+                if not part:
+                    return  # the file was truncated: the client sees that bytes are missing
+                start += len(part)
+                yield part
+
+    def _part(self, sha256: str, start: int, size_bytes: int) -> bytes:
+        with self._path(sha256).open("rb") as file:
+            file.seek(start)
+            return file.read(size_bytes)
 
     async def all(self) -> list[Blob]:
         """See `Blobs`."""
         with self._translated():
-            return await asyncio.to_thread(self._all)
+            return await self._call(self._all)
 
     def _all(self) -> list[Blob]:
         blobs = []
@@ -147,7 +184,7 @@ class LocalBlobs:
     async def remove(self, sha256: str) -> None:
         """See `Blobs`."""
         with self._translated():
-            await asyncio.to_thread(self._path(sha256).unlink, missing_ok=True)
+            await self._call(partial(self._path(sha256).unlink, missing_ok=True))
 
     def _path(self, sha256: str) -> Path:
         return self._folder / sha256[:2] / sha256
@@ -163,6 +200,10 @@ class LocalBlobs:
                 retry_after_s=_RETRY_S,
                 public=f"The registry's folder {reason}",
             ) from error
+
+
+def _created(path: Path) -> BinaryIO:
+    return path.open("xb")
 
 
 _COUNT_S = 60.0  # the files of other replicas are counted as often
