@@ -245,3 +245,20 @@ async def test_silent_database_blocks_no_thread(
             async with asyncio.timeout(1):
                 assert await asyncio.to_thread(lambda: True), "a thread for what has nothing to do with the store"
             await network.become(FINE)
+
+
+async def test_gateway_stops_while_its_database_is_silent(
+    postgresql: PostgreSql, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_module, "PATIENCE_S", 0.3)
+    async with ChaosProxy(postgresql.port) as network:
+        url = postgresql.new_database().replace(f":{postgresql.port}/", f":{network.port}/")
+        overrides = {"auth.mode": "off", "models.directory": str(DIGITS), "store.url": url}
+        gateway = await asyncio.to_thread(open_gateway, load(None, overrides=overrides))
+        await gateway.start()
+        await network.become(Network(stalled=True))
+        await until(lambda: store_up(gateway) == 0)
+        async with asyncio.timeout(15):
+            await gateway.drain(5)
+            assert not await gateway.close(0.3)
+            await asyncio.get_running_loop().shutdown_default_executor()  # as the end of the process waits for it

@@ -98,7 +98,7 @@ class Jobs:
         """Starts to run waiting jobs, including those that the previous process left."""
         if self.store.database.dialect == "sqlite":  # no other gateway uses this store
             with contextlib.suppress(CapacityError):  # the writer logs it; the jobs' leases expire later
-                await self.store.write(records.release_all)
+                await self.store.change(records.release_all)
         for task in self._tasks:
             await task.start()
         self._started = True
@@ -113,7 +113,7 @@ class Jobs:
         if self._started:
             self._started = False
             with contextlib.suppress(FirstlineError):
-                await self.store.write(partial(records.release, holder=self._holder))
+                await self.store.change(partial(records.release, holder=self._holder))
 
     async def submit(self, request: InferRequest) -> None:
         """Stores a request under its id, to be run when there is room.

@@ -15,6 +15,7 @@ from sqlalchemy import Connection
 from firstline_core.clock import Clock, first_of
 from firstline_core.errors import CapacityError, FirstlineError
 from firstline_core.ids import new_request_id
+from firstline_core.runtime.threads import in_daemon_thread
 from firstline_core.telemetry import tracing
 from firstline_core.telemetry.logs import logger
 from firstline_gateway.background import PeriodicTask
@@ -76,9 +77,10 @@ class RolloutDriver:
         """Stops, and releases the lease for another replica."""
         await self._task.close()
         # The database may hold the thread for long.
-        await first_of(asyncio.to_thread(self._thread.shutdown, cancel_futures=True), asyncio.sleep(_CLOSE_S))
+        ending = in_daemon_thread(partial(self._thread.shutdown, cancel_futures=True))
+        await first_of(ending, asyncio.sleep(_CLOSE_S))
         with contextlib.suppress(FirstlineError):
-            await self.store.write(lambda connection: records.release(connection, self._holder))
+            await self.store.change(lambda connection: records.release(connection, self._holder))
 
     async def drive(self) -> int:
         """Steps every active rollout, and repeats a step that is due at once; returns the number of steps."""
