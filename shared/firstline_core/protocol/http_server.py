@@ -238,6 +238,8 @@ class Connection(HttpToolsProtocol):
                 raise self._too_long()
         except httptools.HttpParserError as error:  # also what a callback raises, as its context
             fault = error.__context__
+            if isinstance(fault, MemoryError):
+                raise fault from None  # ends the connection, so that the client retries: its request is not wrong
             self._refuse(fault if isinstance(fault, _RequestFaultError) else _RequestFaultError(400, _NOT_HTTP))
         except _RequestFaultError as fault:
             self._refuse(fault)

@@ -293,6 +293,16 @@ async def test_ambiguous_heads_are_refused_after_the_answers_before_them(
         assert await reader.read() == b""
 
 
+async def test_a_lack_of_memory_is_not_the_clients_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_connection: Connection, _body: bytes) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(Connection, "on_body", fail)
+    async with served(echo) as (_, port), connected(port) as (reader, writer):
+        writer.write(asking(b"xy"))
+        assert await reader.read() == b""
+
+
 @pytest.mark.parametrize(("lines", "status"), [(9_000, 400), (20_000, 431)])
 async def test_a_head_of_repeated_headers_is_refused_in_linear_time(lines: int, status: int) -> None:
     took_s = []
