@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+from collections.abc import Collection
+from contextlib import suppress
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -10,6 +13,33 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 HEAD_S = 20.0
 """Time limit of a request line with its headers, from the connection's start or the first byte."""
 HEAD_BYTES = 65_536
+HANDSHAKES = 256
+"""Largest number of TLS handshakes at the same moment."""
+
+
+class TlsListener(socket.socket):
+    """A listening socket that ends the oldest TLS handshake if there are too many.
+
+    uvicorn counts a connection only when its handshake has ended, for which asyncio waits a minute.
+
+    Attributes:
+        connections: uvicorn's, whose handshakes have ended.
+    """
+
+    connections: Collection[Any] = ()
+    _begun: tuple[socket.socket, ...] = ()  # oldest first
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        """Accepts a connection; asyncio calls it."""
+        accepted, address = super().accept()
+        sockets = [each.transport.get_extra_info("socket") for each in self.connections]
+        ended = {-1, *(each.fileno() for each in sockets if each is not None)}  # -1: it is closed
+        self._begun = (*(each for each in self._begun if each.fileno() not in ended), accepted)
+        if len(self._begun) > HANDSHAKES:
+            with suppress(OSError):  # the client was faster
+                self._begun[0].shutdown(socket.SHUT_RDWR)
+            self._begun = self._begun[1:]
+        return accepted, address
 
 
 class Connection(HttpToolsProtocol):

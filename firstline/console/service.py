@@ -26,7 +26,7 @@ from firstline.console import (
     settings_page,
 )
 from firstline.console.access import Guard
-from firstline.console.connections import Connection
+from firstline.console.connections import Connection, TlsListener
 from firstline.console.page import Frame, card, empty
 from firstline.console.polling import Watch
 from firstline.console.sessions import COOKIE, Sessions
@@ -86,6 +86,9 @@ async def _serve(settings: Settings, fleet: Fleet, listening: socket.socket, rea
         ssl_keyfile=settings.tls_key,
     )
     server = uvicorn.Server(config)
+    if settings.tls_certificate is not None:
+        listening = TlsListener(fileno=listening.detach())
+        listening.connections = server.server_state.connections
     host, port = listening.getsockname()[:2]
     ready(f"{settings.scheme}://{f'[{host}]' if ':' in host else host}:{port}")
     await server.serve(sockets=[listening])

@@ -2,8 +2,11 @@
 
 import asyncio
 import socket
+import ssl
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
+from pathlib import Path
 
 import pytest
 import uvicorn
@@ -11,14 +14,17 @@ from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from firstline.console import connections
+from firstline_gateway.identity import ca
 
 HERE = PlainTextResponse("here")
 ASKED = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
 
 
 @asynccontextmanager
-async def serving(most: int | None = None, app: ASGIApp = HERE) -> AsyncIterator[tuple[str, int]]:
-    """The address of a server with these connections."""
+async def serving(
+    most: int | None = None, app: ASGIApp = HERE, tls: Path | None = None
+) -> AsyncIterator[tuple[str, int]]:
+    """The address of a server with these connections; with TLS if the file of its certificate and key is named."""
 
     class Server(uvicorn.Server):
         @contextmanager
@@ -32,9 +38,11 @@ async def serving(most: int | None = None, app: ASGIApp = HERE) -> AsyncIterator
         lifespan="off",
         limit_concurrency=most,
         timeout_keep_alive=60,
+        ssl_certfile=tls,
     )
     server = Server(config)
-    with socket.create_server(("127.0.0.1", 0)) as listening:
+    with connections.TlsListener(fileno=socket.create_server(("127.0.0.1", 0)).detach()) as listening:
+        listening.connections = server.server_state.connections
         running = asyncio.create_task(server.serve(sockets=[listening]))
         yield listening.getsockname()
         server.should_exit = True
@@ -116,6 +124,26 @@ async def test_clients_that_read_no_answer_give_way() -> None:
             writer.write(ASKED)
             async with asyncio.timeout(10):
                 assert (await reader.readuntil(b"\r\n")).startswith(b"HTTP/1.1 200")
+            writer.close()
+
+
+async def test_oldest_handshakes_give_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "HANDSHAKES", 4)
+    authority = ca.create_authority(ca.new_key(), time.time())
+    certificate, key = ca.issue_server(authority, ["localhost"], time.time())
+    file = tmp_path / "server.pem"
+    file.write_bytes(ca.key_pem(key) + ca.pem_of(certificate).encode())
+    trusting = ssl.create_default_context(cadata=authority.pem)
+    async with serving(tls=file) as address:
+        reader, person = await asyncio.open_connection(*address, ssl=trusting, server_hostname="localhost")
+        strangers = [await asyncio.open_connection(*address) for _ in range(12)]
+        await asyncio.gather(*(ended(stranger) for stranger, _ in strangers[:8]))
+        later, other = await asyncio.open_connection(*address, ssl=trusting, server_hostname="localhost")
+        for each, writer in ((reader, person), (later, other)):
+            writer.write(ASKED)
+            async with asyncio.timeout(10):
+                assert (await each.readuntil(b"here")).startswith(b"HTTP/1.1 200")
+        for writer in (person, other, *(writer for _, writer in strangers)):
             writer.close()
 
 
