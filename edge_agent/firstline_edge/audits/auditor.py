@@ -356,8 +356,9 @@ class Auditor:
 
     def _may_draw(self, monitored: MonitoredCertificate) -> bool:
         """Returns whether its answers may be drawn now: under a raised threshold only while the budgets are ample."""
-        is_raised = raised_threshold(monitored.record.state) is not None
-        return monitored.certificate.contract in self._certifies and (not is_raised or self._is_ample())
+        return monitored.certificate.contract in self._certifies and (
+            raised_threshold(monitored.record.state) is None or self._is_ample()
+        )
 
     def _is_ample(self) -> bool:
         return self._spending is None or self._spending.ample
