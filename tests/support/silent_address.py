@@ -6,7 +6,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
-NAME = "both.test"
+NAME = "localhost"
 
 
 @contextmanager
