@@ -30,6 +30,7 @@ from firstline_core.processing.steps import ModelInput
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.storage.artefact import Artefact
 from firstline_core.tasks import AnyTask
+from firstline_core.tasks.anomaly import SCORE, Anomaly
 from firstline_core.tasks.arrays import LABEL, UNLABELLED
 from firstline_core.tasks.base import Task
 from firstline_core.tasks.classification import Classification
@@ -308,6 +309,8 @@ def similarity(task: Task, outputs: Arrays, reference: Arrays) -> NDArray[np.flo
         return agreement
     if isinstance(task, Regression):
         return _closeness(outputs[VALUES], reference[VALUES])
+    if isinstance(task, Anomaly) and LABEL in reference:
+        return _separation(outputs[SCORE].astype(np.float64), reference[LABEL])
     return 1.0 - task.loss(outputs, reference).astype(np.float64)
 
 
@@ -316,6 +319,19 @@ def _closeness(ours: Array, theirs: Array) -> NDArray[np.float64]:
     reference = theirs.astype(np.float64)
     unit = 0.1 * np.abs(reference) + 0.01 * float(np.nanmedian(np.abs(reference))) + 1e-12
     return np.asarray((1 / (1 + np.abs(ours - reference) / unit)).mean(axis=1))
+
+
+def _separation(scores: NDArray[np.float64], labels: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Returns the share of the rows of the other label from which each row is told apart by the order of their scores.
+
+    The mean is the AUROC. Anomalies are on the side that makes it 0.5 or more, because no operating score is known yet.
+    """
+    known = labels != UNLABELLED
+    pairs = (labels[:, None] != labels) & known[:, None] & known
+    order = np.sign(scores[:, None] - scores) * np.sign(labels[:, None] - labels)
+    with np.errstate(invalid="ignore"):  # a row without a label, or without another label
+        found: NDArray[np.float64] = ((1 + order) / 2 * pairs).sum(axis=1) / pairs.sum(axis=1)
+    return found if _mean(found) >= 0.5 else 1 - found
 
 
 def _matched(outputs: Arrays, reference: Arrays, row: int) -> float:

@@ -15,6 +15,7 @@ from firstline.workbench.model_file import read_model_file
 from firstline.workbench.recognition import COCO, Choice, recognise
 from firstline.workbench.trial import trial_outputs
 from firstline_core.runtime.select import RuntimeOptions
+from firstline_core.tasks.anomaly import ANOMALOUS, SCORE, Anomaly
 from firstline_core.tasks.arrays import LABEL
 from firstline_core.tasks.classification import Classification
 from firstline_core.tasks.detection import Detection
@@ -36,6 +37,17 @@ def test_rows_without_a_label_do_not_count() -> None:
     )
     assert found[0] == 1
     assert np.isnan(found[1])
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_labels_of_anomalies_judge_the_order_of_scores(sign: int) -> None:
+    scores = np.array([1, 2, 3, 4, 5], np.float32) * sign
+    outputs = {SCORE: scores, ANOMALOUS: np.zeros(5, np.bool_)}
+    found = similarity(Anomaly(), outputs, {LABEL: np.array([0, 0, 1, -1, 1])})
+    np.testing.assert_array_equal(found, [1, 1, 1, np.nan, 1])
+    mixed = similarity(Anomaly(), outputs, {LABEL: np.array([1, 0, 1, 0, -1])})
+    np.testing.assert_array_equal(mixed, [1, 0.5, 0.5, 1, np.nan])
+    assert np.isnan(similarity(Anomaly(), outputs, {LABEL: np.zeros(5, np.int64)})).all()
 
 
 @pytest.mark.parametrize("known", [True, False])
