@@ -32,6 +32,7 @@ MEAN, LOWEST = "mean_probability", "lowest_probability"
 
 _LONGEST_BYTES = 1 << 20
 _LEAST = 1e-7
+_ROUNDED = 0.02  # of the probabilities of quantised models
 _Keyword = Annotated[str, Meta(min_length=1, max_length=256)]
 
 
@@ -244,6 +245,8 @@ def _ctc(step: Ctc, content: bytes, *, logits: bool) -> Decode:
             values = softmax(values)
         if not np.isfinite(values).all():
             raise InferenceError(f"{what} gave NaN or infinity.")
+        if values.min(initial=0) < -_ROUNDED or values.max(initial=0) > 1 + _ROUNDED:
+            raise InferenceError(f"{what} gave numbers that are not probabilities; add softmax before ctc.")
         found = run(values, rows)
         return found.texts, {MEAN: found.mean, LOWEST: found.least}
 
@@ -267,8 +270,8 @@ def _token_probabilities(output: Array, rows: int, what: str) -> Arrays:
             f"{what} gave {output.dtype} {list(output.shape)} as probabilities of {counted(rows, 'row')}."
         )
     values = output.reshape(rows, -1).astype(np.float64)
-    if np.isnan(values).any() or values.max(initial=0) > 1 + _LEAST:
-        raise InferenceError(f"{what} gave NaN, or probabilities above 1; name the output with the probabilities.")
+    if not ((values >= 0) & (values <= 1 + _LEAST)).all():
+        raise InferenceError(f"{what} gave NaN, or probabilities outside of 0 to 1; take the exponential of logarithms.")
     valid = values > 0
     counts = np.maximum(valid.sum(axis=1), 1)
     logarithms = np.where(valid, np.log(np.maximum(values, _LEAST)), 0)

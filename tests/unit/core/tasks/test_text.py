@@ -83,6 +83,8 @@ def test_the_blank_may_be_the_last_class() -> None:
         ((Ctc(TABLE),), np.zeros((1, 4), np.float32), "reads three axes"),
         ((Ctc(TABLE),), np.zeros((3, 4, 4), np.float32), "name the order of its axes"),
         ((Ctc(TABLE),), np.full((1, 4, 4), np.nan, np.float32), "NaN or infinity"),
+        ((Ctc(TABLE),), np.full((1, 4, 4), 3, np.float32), "not probabilities; add softmax before ctc"),
+        ((Ctc(TABLE),), np.full((1, 4, 4), -1.4, np.float32), "not probabilities; add softmax before ctc"),
         ((), np.zeros((1, 4), np.float32), "in place of a string each"),
     ],
 )
@@ -104,6 +106,9 @@ def test_a_model_may_give_strings_and_the_probabilities_of_tokens() -> None:
     assert found.outputs["text"].tolist() == ["äb".encode(), b""]
     np.testing.assert_allclose(found.evidence[MEAN], [np.sqrt(0.125), 1])
     np.testing.assert_allclose(found.evidence[LOWEST], [0.25, 1])
+    for wrong in (-0.7, 1.5, np.nan):
+        with pytest.raises(InferenceError, match="outside of 0 to 1; take the exponential of logarithms"):
+            run(raw | {"p": np.full((2, 3), wrong, np.float32)}, {"x": np.zeros(2)})
 
 
 def test_the_loss_is_the_edit_distance_above_the_tolerance() -> None:
