@@ -311,7 +311,9 @@ def similarity(task: Task, outputs: Arrays, reference: Arrays) -> NDArray[np.flo
         return _closeness(outputs[VALUES], reference[VALUES])
     if isinstance(task, Anomaly) and LABEL in reference:
         return _separation(outputs[SCORE].astype(np.float64), reference[LABEL])
-    return 1.0 - task.loss(outputs, reference).astype(np.float64)
+    agreed: NDArray[np.float64] = 1.0 - task.loss(outputs, reference).astype(np.float64)
+    is_label = reference.keys() < outputs.keys()  # such as a mask without its confidence
+    return np.where(task.labelled(reference), agreed, np.nan) if is_label else agreed
 
 
 def _closeness(ours: Array, theirs: Array) -> NDArray[np.float64]:

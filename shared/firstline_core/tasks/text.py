@@ -271,7 +271,9 @@ def _token_probabilities(output: Array, rows: int, what: str) -> Arrays:
         )
     values = output.reshape(rows, -1).astype(np.float64)
     if not ((values >= 0) & (values <= 1 + _LEAST)).all():
-        raise InferenceError(f"{what} gave NaN, or probabilities outside of 0 to 1; take the exponential of logarithms.")
+        raise InferenceError(
+            f"{what} gave NaN, or probabilities outside of 0 to 1; take the exponential of logarithms."
+        )
     valid = values > 0
     counts = np.maximum(valid.sum(axis=1), 1)
     logarithms = np.where(valid, np.log(np.maximum(values, _LEAST)), 0)

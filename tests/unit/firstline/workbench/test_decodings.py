@@ -19,6 +19,7 @@ from firstline_core.tasks.anomaly import ANOMALOUS, SCORE, Anomaly
 from firstline_core.tasks.arrays import LABEL
 from firstline_core.tasks.classification import Classification
 from firstline_core.tasks.detection import Detection
+from firstline_core.tasks.segmentation import CONFIDENCE, MASK, Segmentation
 from firstline_core.types import PROBABILITIES, object_array
 
 
@@ -37,6 +38,13 @@ def test_rows_without_a_label_do_not_count() -> None:
     )
     assert found[0] == 1
     assert np.isnan(found[1])
+    task, mask = Segmentation(("road", "car"), 2, 1), np.array([[[0, 1]], [[0, 1]]], np.uint8)
+    outputs = {MASK: mask, CONFIDENCE: np.ones(2, np.float32)}
+    np.testing.assert_array_equal(
+        similarity(task, outputs, {MASK: np.where([[[True]], [[False]]], mask, 255)}), [1, np.nan]
+    )
+    nothing = {**outputs, MASK: np.full_like(mask, 255)}  # of another model
+    np.testing.assert_array_equal(similarity(task, outputs, nothing), [0, 0])
 
 
 @pytest.mark.parametrize("sign", [1, -1])
