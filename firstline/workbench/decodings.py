@@ -324,7 +324,7 @@ def _closeness(ours: Array, theirs: Array) -> NDArray[np.float64]:
 
 
 def _separation(scores: NDArray[np.float64], labels: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Returns the share of the rows of the other label from which each row is told apart by the order of their scores.
+    """Returns for each row the share of the rows of the other label that its score is on the right side of.
 
     The mean is the AUROC. Anomalies are on the side that makes it 0.5 or more, because no operating score is known yet.
     """

@@ -32,6 +32,8 @@ _Id = int | str
 class _Image(Struct, frozen=True, gc=False):
     id: _Id
     file_name: str
+    width: float | None = None
+    height: float | None = None
 
 
 class _Category(Struct, frozen=True, gc=False):
@@ -84,6 +86,7 @@ class CocoBoxes:
         _refuse_repeated(path, "images", [image.id for image in content.images])
         _refuse_repeated(path, "categories", [category.id for category in content.categories])
         self._names = {category.id: category.name for category in content.categories}
+        self._sizes = {image.file_name: (image.width, image.height) for image in content.images}
         file_of = {image.id: image.file_name for image in content.images}
         self._annotations: dict[str, list[_Annotation]] = {}
         for annotation in content.annotations:
@@ -96,12 +99,23 @@ class CocoBoxes:
             if not annotation.iscrowd:
                 self._annotations.setdefault(file_of[annotation.image_id], []).append(annotation)
 
-    def read(self, file: str, labels: Sequence[str]) -> Boxes:
+    def read(self, file: str, size: tuple[int, int], labels: Sequence[str]) -> Boxes:
         """Returns the boxes of an image, with the classes of a bundle by the names of the categories.
 
+        Args:
+            file: name of the image.
+            size: width and height of the upright image, in pixels.
+            labels: of the bundle.
+
         Raises:
-            ConfigError: a category is not a label.
+            ConfigError: a category is not a label, or the boxes are of an image of another size.
         """
+        stated = self._sizes[file]
+        if all(stated) and stated != size:
+            raise ConfigError(
+                f"{self.path} states {stated[0]:g}x{stated[1]:g} pixels for '{file}', but the upright image has "
+                f"{size[0]}x{size[1]}; give the image whose pixels the boxes count."
+            )
         found = self._annotations.get(file, [])
         for annotation in found:
             if (name := self._names[annotation.category_id]) not in labels:

@@ -331,7 +331,8 @@ class Dataset:
 
     def _boxes(self, task: Task) -> Arrays | None:
         if self.coco is not None:
-            return joined(self.coco.read(sample.file, task.labels) for sample in self.samples)
+            sized = zip(self.samples, self._sizes(), strict=True)
+            return joined(self.coco.read(sample.file, size, task.labels) for sample, size in sized)
         folder = self.path / "labels"
         if not isinstance(self.media, FileStore) or not any(
             yolo_file(folder, sample.file).is_file() for sample in self.samples

@@ -13,7 +13,7 @@ from firstline_core.tasks.detection import Detection
 
 PETS = Detection(("cat", "dog"), k=2)
 COCO: dict[str, Any] = {
-    "images": [{"id": 7, "file_name": "b.png", "width": 20}, {"id": 9, "file_name": "a.png"}],
+    "images": [{"id": 7, "file_name": "b.png", "width": 20, "height": 10}, {"id": 9, "file_name": "a.png"}],
     "categories": [{"id": 18, "name": "dog"}, {"id": 17, "name": "cat"}],
     "annotations": [
         {"image_id": 7, "category_id": 18, "bbox": [1, 2, 10, 5.5], "iscrowd": 0},
@@ -63,6 +63,10 @@ def test_coco_boxes_are_the_truth_of_a_detector(tmp_path: Path, place: str) -> N
             r"annotations\.json gives the id 'x' to several categories",
         ),
         ({"images": [], "annotations": []}, "holds no images"),
+        (
+            {"images": [{"id": 7, "file_name": "b.png", "width": 10, "height": 20}]},
+            "states 10x20 pixels for 'b.png', but the upright image has 20x10; give the image",
+        ),
     ],
 )
 def test_wrong_coco_file_is_explained(tmp_path: Path, change: dict[str, Any], says: str) -> None:
