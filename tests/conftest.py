@@ -34,6 +34,8 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # Threads of linear algebra wait for each other in loops, which doubles the processor time if all cores are busy. The
 # workers and the processes that tests start inherit this.
 os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+# A third of the processor time of Go's programs is collections of garbage, and threads that look for work.
+os.environ |= {"GOGC": "1000", "GOMAXPROCS": "1"}
 # jsonschema imports it for a format of `test_supply.py`, which has its own check: its grammar takes a second.
 sys.modules["rfc3987_syntax"] = None
 
