@@ -7,6 +7,7 @@ import signal
 import socket
 import ssl
 from collections.abc import Callable
+from dataclasses import replace
 from http import HTTPStatus
 from typing import NoReturn
 
@@ -69,7 +70,8 @@ def run(settings: Settings, ready: Callable[[str], None]) -> None:
             check_key(fleet)
         for number in (signal.SIGINT, signal.SIGTERM):  # uvicorn ends its server, then gives the signal back
             signal.signal(number, _end)
-        asyncio.run(_serve(settings, fleet, listening, ready))
+        host, port = listening.getsockname()[:2]
+        asyncio.run(_serve(replace(settings, host=host, port=port), fleet, listening, ready))
 
 
 async def _serve(settings: Settings, fleet: Fleet, listening: socket.socket, ready: Callable[[str], None]) -> None:
@@ -89,8 +91,7 @@ async def _serve(settings: Settings, fleet: Fleet, listening: socket.socket, rea
     if settings.tls_certificate is not None:
         listening = TlsListener(fileno=listening.detach())
         listening.connections = server.server_state.connections
-    host, port = listening.getsockname()[:2]
-    ready(f"{settings.scheme}://{f'[{host}]' if ':' in host else host}:{port}")
+    ready(settings.url)
     await server.serve(sockets=[listening])
 
 

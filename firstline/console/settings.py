@@ -69,6 +69,12 @@ class Settings:
         return "http" if self.tls_certificate is None else "https"
 
     @property
+    def url(self) -> str:
+        """The address on which the console listens."""
+        host = self.host.strip("[]")
+        return f"{self.scheme}://{f'[{host}]' if ':' in host else host}:{self.port}"
+
+    @property
     def secure(self) -> bool:
         """Returns whether browsers reach the console over TLS only."""
         oidc = self.accounts.oidc

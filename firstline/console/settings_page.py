@@ -66,7 +66,7 @@ def console_facts(settings: Settings) -> list[tuple[str, Cell]]:
     return [
         ("Version", Cell(version("firstline"))),
         ("Gateway", Cell(settings.gateway)),
-        ("Listens on", Cell(f"{settings.scheme}://{settings.host}")),
+        ("Listens on", Cell(settings.url)),
         ("Sign-in", Cell(_sign_in(settings.accounts))),
     ]
 

@@ -7,6 +7,7 @@ import pytest
 
 from firstline.console.accounts import Accounts, Oidc
 from firstline.console.settings import Settings
+from firstline.console.settings_page import console_facts
 from firstline_core.errors import ConfigError
 
 LOCAL = Settings("http://127.0.0.1:8080", "key")
@@ -17,6 +18,12 @@ PEM = Path("console.pem")
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.9.10", "::1", "[::1]", "localhost", "LOCALHOST"])
 def test_a_loopback_address_needs_no_password(host: str) -> None:
     assert replace(LOCAL, host=host).local
+
+
+@pytest.mark.parametrize(("host", "shown"), [("127.0.0.1", "127.0.0.1"), ("::1", "[::1]"), ("[::1]", "[::1]")])
+def test_the_page_of_settings_shows_the_port(host: str, shown: str) -> None:
+    facts = {name: cell.text for name, cell in console_facts(replace(LOCAL, host=host, port=8091))}
+    assert facts["Listens on"] == f"http://{shown}:8091"
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.7", "console.example", "127.0.0.1.example", ""])
