@@ -32,15 +32,8 @@ BODY = b'{"inputs": [{"name": "image", "datatype": "FP32", "shape": [1, 1], "dat
 
 
 def asking(body: bytes, *lines: str, model: str = "digits") -> bytes:
-    head = [
-        f"POST /v2/models/{model}/infer HTTP/1.1",
-        "Host: localhost",
-        f"Content-Length: {len(body)}",
-        *lines,
-        "",
-        "",
-    ]
-    return "\r\n".join(head).encode() + body
+    head = [f"POST /v2/models/{model}/infer HTTP/1.1", "Host: localhost", f"Content-Length: {len(body)}", *lines]
+    return "\r\n".join([*head, "", ""]).encode() + body
 
 
 @pytest.fixture
@@ -163,10 +156,8 @@ async def test_refused_expect_100_ends_the_connection(gated: tuple[Gateway, Gate
     """The rest of the body may still come, so the next request could be taken for it."""
     gateway, _ = gated
     async with serving(gateway) as url, connected(url) as (reader, writer):
-        huge = f"Content-Length: {gateway.plane.limits.body_bytes + 1}"
-        writer.write(
-            f"POST /v2/models/digits/infer HTTP/1.1\r\nHost: [::1]\r\nExpect: 100-continue\r\n{huge}\r\n\r\n".encode()
-        )
+        lines = "Host: localhost", "Expect: 100-continue", f"Content-Length: {gateway.plane.limits.body_bytes + 1}"
+        writer.write("\r\n".join(["POST /v2/models/digits/infer HTTP/1.1", *lines, "", ""]).encode())
         answer = await reader.read()
         assert answer.startswith(b"HTTP/1.1 413")
         assert b"connection: close" in answer.lower()

@@ -53,7 +53,7 @@ def test_aims_hold_where_they_are_met() -> None:
     ]
 
 
-def test_peers_are_compared_at_their_best_failures_shown() -> None:
+def test_peers_are_compared_at_their_best_and_failures_named() -> None:
     binary, text = (question.name for question in compare_peers.QUESTIONS[:2])
     found = [
         sample("gateway", binary, rate_per_s=700),

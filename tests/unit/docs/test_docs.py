@@ -128,7 +128,7 @@ def test_every_manifest_key_is_named() -> None:
     assert {*Manifest.__struct_fields__, *Model.__struct_fields__} <= listed(MANIFEST)
 
 
-def test_pages_link_to_existing_files_and_no_machines_paths() -> None:
+def test_pages_link_to_files_and_name_no_local_path() -> None:
     for page in {*PAGES, *CHECKOUT.glob("*.md")}:
         text = page.read_text()
         for file, place in links(text):

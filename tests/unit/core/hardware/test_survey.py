@@ -116,7 +116,7 @@ def test_the_fingerprint_depends_on_the_board(tmp_path: Path) -> None:
     assert described(BOARDS[0], tmp_path / "again").fingerprint == found[BOARDS[0]]
 
 
-def test_the_size_of_the_memory_is_no_part_of_the_fingerprint(tmp_path: Path) -> None:
+def test_memory_size_does_not_change_the_fingerprint(tmp_path: Path) -> None:
     with board("raspberry-pi-5", tmp_path) as root:
         before = survey.describe_device(Tree(root), root)
         say(root, "proc/meminfo", "MemTotal:        8255580 kB\nMemAvailable:    7402112 kB")  # after another start

@@ -63,7 +63,7 @@ def test_a_loss_graph_compares_the_answers(tmp_path: Path) -> None:
     assert task.truth_loss(edge, answers((0, 0), (np.nan, 0))).tolist() == [0, 1]
 
 
-def test_losses_out_of_range_are_clipped_or_certify_refuses(tmp_path: Path) -> None:
+def test_losses_out_of_range_are_clipped_but_certify_refuses(tmp_path: Path) -> None:
     task = Tensors((DEPTH, NAMES), loss_graph=mean_distance(tmp_path / "loss.onnx"))
     edge, full = answers((1.7, 1.7), (0, 0), (np.nan, 0)), answers((0, 0), (0.5, 0), (0, 0))
     assert task.loss(edge, full).tolist() == [1, 0.25, 1]

@@ -546,7 +546,7 @@ def test_damage_to_the_records_is_found_wherever_it_is(tmp_path: Path) -> None:
         records.read(path)
 
 
-def test_recent_counts_forget_slowly_and_fill_the_bins_of_the_histogram() -> None:
+def test_recent_counts_forget_slowly_and_fill_the_bins() -> None:
     recent = ScoreHistogram((0.3, 0.6), memory=100)
     for score in [0.1] * 1000 + [0.3] * 100 + [0.9, math.nan]:
         recent.add(score)
@@ -558,7 +558,7 @@ def test_recent_counts_forget_slowly_and_fill_the_bins_of_the_histogram() -> Non
     assert drift.bins_of([0.1, 0.3, 0.9, math.nan], (0.3, 0.6)).tolist() == [0, 1, 2, 0]
 
 
-def test_recent_counts_go_on_where_they_were_left_and_never_overflow() -> None:
+def test_restored_counts_continue_and_never_overflow() -> None:
     recent = ScoreHistogram((0.5,), memory=1, counts=(3.0, 1.0))
     assert recent.counts == [3.0, 1.0]
     for _ in range(5000):

@@ -193,7 +193,7 @@ def test_a_device_without_an_http_link_gets_advice(tmp_path: Path) -> None:
     assert states(tmp_path, [MQTT, HTTP], enabled=True, root_file=str(root)) == [("fleet.root_file", Severity.OK)]
 
 
-def test_member_without_any_link_does_not_start(tmp_path: Path) -> None:
+def test_member_without_any_link_is_an_error(tmp_path: Path) -> None:
     root = tmp_path / "root.json"
     root.write_text("{}")
     found = [("fleet", Severity.ERROR), ("fleet.root_file", Severity.OK)]

@@ -124,7 +124,7 @@ async def test_a_link_fault_moves_on_to_the_next_within_the_deadline(house: Hous
     assert house.second.calls[0][1] == pytest.approx(0.75)
 
 
-async def test_hanging_link_leaves_the_next_one_half_the_time(house: House) -> None:
+async def test_hanging_link_leaves_half_of_the_time(house: House) -> None:
     house.first.answer = house.hang
 
     async def asked(timeout_s: float) -> list[str]:

@@ -54,7 +54,7 @@ def test_text_has_a_line_for_each_file(colours: Bundle, pictures: Path) -> None:
     assert _run(colours.path, pictures / "b.png").stdout.startswith(f"{pictures / 'b.png'}: red 0.57")
 
 
-def test_file_that_does_not_fit_is_named_others_continue(colours: Bundle, pictures: Path) -> None:
+def test_unfit_file_is_named_and_the_others_are_answered(colours: Bundle, pictures: Path) -> None:
     (pictures / "bad.png").write_text("not an image")
     result = _run(colours.path, pictures, "-o", "json", code=1)
     answers = [json.loads(line) for line in result.stdout.splitlines()]

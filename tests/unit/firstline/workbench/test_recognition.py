@@ -53,7 +53,7 @@ DETECTORS: dict[str, tuple[Callable[[Path], Path], str]] = {
 
 
 @pytest.mark.parametrize("rows", [-1, 1])
-def test_single_box_has_no_row_if_numbers_are_open(rows: int) -> None:
+def test_single_box_has_no_row_if_counts_vary(rows: int) -> None:
     image, boxes = TensorSpec("images", "FP32", (1, 3, SIDE, SIDE)), TensorSpec("output", "FP32", (rows, 7))
     file, outputs = with_output_rows(ModelFile("m.onnx", "onnx", (image,), (boxes,)), {"output": np.ones((1, 7))})
     assert (file.without_rows, outputs["output"].shape) == ((("output",), (1, 1, 7)) if rows < 0 else ((), (1, 7)))

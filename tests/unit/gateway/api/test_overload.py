@@ -63,7 +63,7 @@ def test_a_late_event_loop_refuses_the_busiest_clients() -> None:
     assert not guard.refuses(1, 11.5)
 
 
-def test_late_event_loop_with_few_requests_refuses_nobody() -> None:
+def test_late_event_loop_with_few_requests_refuses_no_client() -> None:
     overload = Overload()
     overload.late(0.2)
     for _ in range(19):

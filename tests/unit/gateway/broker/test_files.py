@@ -26,7 +26,7 @@ def refreshed(path: Path, credentials: KnownCredentials = NO_CREDENTIALS) -> dic
     return {one.name: stat.S_IMODE(one.stat().st_mode) for one in path.iterdir()}
 
 
-def test_folder_groups_broker_reads_secrets_and_writes_data(tmp_path: Path) -> None:
+def test_broker_of_the_folders_group_can_use_its_files(tmp_path: Path) -> None:
     path = tmp_path / "broker"
     path.mkdir()
     path.chmod(0o2750)

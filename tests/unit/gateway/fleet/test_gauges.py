@@ -110,7 +110,7 @@ def test_an_empty_fleet_has_series(database: Database) -> None:
     assert found.extremes == {"outbox_oldest_seconds": 0, "outbox_items": 0}
 
 
-def test_tag_values_are_bounded_and_read_at_once(database: Database) -> None:
+def test_tag_values_are_bounded_and_read_with_one_statement(database: Database) -> None:
     for number in range(30):
         for device in range(2 if number < gauges.VALUES_LIMIT else 1):
             add(database, f"d-{number}-{device}", site=f"s{number}")

@@ -52,7 +52,7 @@ async def test_a_hung_folder_delays_no_other_work(hung: Path, tmp_path: Path, mo
         assert await asyncio.to_thread(lambda: "other work") == "other work"
 
 
-async def test_a_folder_serves_again_after_it_hung(hung: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_folder_serves_again_after_it_hung(hung: Path, tmp_path: Path) -> None:
     blobs = LocalBlobs(tmp_path)
     waiting = [asyncio.create_task(content(blobs, HUNG)) for _ in range(files._CALLS)]
     put = asyncio.create_task(blobs.put(SHA256, parts(CONTENT)))

@@ -120,7 +120,7 @@ async def test_expiring_metadata_is_warned_of_once_a_day(room: Room) -> None:
     assert len(status.warnings) == 1 and "targets" in status.warnings[0]
 
 
-async def test_without_the_roots_key_nothing_is_signed_and_logged(room: Room) -> None:
+async def test_missing_online_key_is_logged_and_nothing_is_signed(room: Room) -> None:
     await room.begin()
     (file,) = (room.folder / "identity").glob("registry-*.key")
     content = file.read_bytes()

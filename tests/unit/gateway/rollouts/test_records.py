@@ -88,7 +88,7 @@ def test_a_rollback_leaves_the_version_of_a_newer_rollout(database: Database, ro
     assert found.version == (1 if rollout == "r" else 2)
 
 
-def test_rollouts_that_a_person_does_not_see_hide_no_others(database: Database) -> None:
+def test_rollouts_hidden_from_a_person_hide_no_others(database: Database) -> None:
     with database.begin() as connection:
         for number, site in enumerate(("berlin", "paris", "paris", "berlin", "paris")):
             definition = Definition("cameras", 2, "2" * 64, selector=f"site={site}")

@@ -510,7 +510,7 @@ def test_a_pause_within_a_stages_time_does_not_use_up_its_patience() -> None:
     assert fleet.rollout.state is RolloutState.PAUSED
 
 
-def test_stage_held_for_weeks_is_evaluated_dozens_of_times() -> None:
+def test_stage_held_for_weeks_is_seldom_evaluated() -> None:
     fleet = simulated_fleet(20, Stage(1.0, soak_s=480, patience_s=30 * 86_400), rules=Rules())
     fleet.install()
     fleet.advance(60)
@@ -551,7 +551,7 @@ def test_stranded_devices_are_reported_and_do_not_delay_a_rollback() -> None:
     assert "1 device could not go back (not_found), and cameras version 2 runs there" in fleet.rollout.sentence
 
 
-def test_plan_warns_of_a_stage_too_short_for_silence() -> None:
+def test_plan_warns_of_stages_too_short_to_detect_silence() -> None:
     fleet = simulated_fleet(4, Stage(0.5, soak_s=900), Stage(1.0, soak_s=901))
     (warning,) = plan(fleet.rollout.definition, fleet, None, StepTime(0.0, 1.7e9), delta=0.05, contracts=1).warnings
     assert warning.startswith("Stage 1 is observed for no longer than the 900 s")
@@ -671,7 +671,7 @@ def test_old_versions_audits_never_count_for_late_installs() -> None:
     assert fleet.rollout.state is RolloutState.COMPLETED, fleet.rollout.sentence
 
 
-def test_old_versions_audits_lower_no_returning_devices_disagreement() -> None:
+def test_returning_devices_disagreement_excludes_audits_of_old_versions() -> None:
     fleet = simulated_fleet(20, Stage(0.5, soak_s=800))
     fleet.audited, fleet.disagreeing = (1, 2), (2,)
     fleet.advance()

@@ -257,7 +257,7 @@ async def test_the_last_state_of_a_silent_cluster_holds_for_a_while(site: Site) 
     assert site.executor.problem_with(M) == ""
 
 
-def test_bundle_path_is_the_clusters_limits_the_gateways() -> None:
+def test_deployments_have_the_clusters_path_and_the_gateways_limits() -> None:
     served = replace(SERVED, path=Path("models/m/3").absolute())
     overrides = {"ray.models_directory": "/srv/models", "models.directory": "models", "decoding.side_limit": 5000}
     found = deployment_of(served, load(None, environ={}, overrides=overrides))

@@ -180,7 +180,7 @@ def test_objects_invented_on_quiet_scenes_abort_though_no_other_device_reports_a
         assert verdict.decision is not StageDecision.ABORT
 
 
-def test_model_that_is_worse_on_one_board_names_it() -> None:
+def test_model_worse_on_one_board_aborts_and_names_it() -> None:
     rng = np.random.default_rng(3)
     boards = [f"board {number % 8}" for number in range(160)]
     worse = [{"escalations": 0.3} if board == "board 5" else {} for board in boards[:80]] + [{}] * 80
