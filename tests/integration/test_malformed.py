@@ -13,7 +13,7 @@ import httpx
 import numpy as np
 import orjson
 import pytest
-from support.images import grey
+from support.images import grey, raw_png
 from support.line import Line, Tier, line
 from support.raw_http import Answer, connection, exchange, head, process_of, read
 
@@ -427,17 +427,7 @@ def element(content: bytes) -> bytes:
     return struct.pack("<I", len(content)) + content
 
 
-def bomb_of_pixels() -> bytes:
-    """A small PNG that says it is 30,000 pixels wide and high."""
-
-    def chunk(kind: bytes, content: bytes) -> bytes:
-        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
-
-    header = struct.pack(">IIBBBBB", 30_000, 30_000, 8, 0, 0, 0, 0)
-    scanlines = zlib.compress(bytes(1_000_000))
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", scanlines) + chunk(b"IEND", b"")
-
-
+BOMB_OF_PIXELS = raw_png(30_000, 30_000, data=bytes(1_000_000))
 GOOD, GOOD_LENGTH = binary(element(grey()))
 BINARY_BODIES: dict[str, tuple[bytes, str]] = {
     "length signed": (GOOD, f"+{GOOD_LENGTH}"),
@@ -461,7 +451,7 @@ BINARY_BODIES: dict[str, tuple[bytes, str]] = {
     "one bad row": binary(element(grey()) + element(b"no image"), shape=[2]),
     "an empty row": binary(element(b""), shape=[1]),
     "half a picture": binary(element(grey()[:30])),
-    "a bomb of pixels": binary(element(bomb_of_pixels())),
+    "a bomb of pixels": binary(element(BOMB_OF_PIXELS)),
     "two axes": binary(element(grey()), shape=[1, 1]),
     "text in place of a picture": binary(element(b"<svg xmlns='http://www.w3.org/2000/svg'/>")),
     "NaN": binary(np.full(64, np.nan, np.float32).tobytes(), shape=[1, 8, 8, 1], datatype="FP32"),
@@ -480,7 +470,7 @@ def test_invalid_binary_bodies_are_refused(tier: Tier, name: str) -> None:
 
 FILES = {
     "half a picture": grey()[:30],
-    "bomb of pixels": bomb_of_pixels(),
+    "bomb of pixels": BOMB_OF_PIXELS,
     "zeros": bytes(5000),
     "form": b'--b\r\nContent-Disposition: form-data; name="file"\r\n\r\nx\r\n--b--\r\n',
     "form that is cut": b'--b\r\nContent-Disposition: form-data; name="file"\r\n\r\nx\r\n',

@@ -1,7 +1,9 @@
 """Pixels as a client sends them: encoded, one image for each row."""
 
 import io
+import struct
 import threading
+import zlib
 from typing import Any
 
 import numpy as np
@@ -27,6 +29,26 @@ def turned(pixels: NDArray[Any], orientation: int = 6, kind: str = "JPEG") -> by
 def grey(shade: int = 100, side: int = 8) -> bytes:
     """A PNG of one shade."""
     return encode(np.full((side, side), shade, np.uint8))
+
+
+def png_chunk(name: bytes, content: bytes) -> bytes:
+    return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+
+
+def raw_png(
+    width: int,
+    height: int,
+    colour: int = 0,
+    bits: int = 8,
+    *,
+    interlace: int = 0,
+    extra: bytes = b"",
+    data: bytes = b"",
+) -> bytes:
+    """A PNG whose parts need not agree: its header, extra chunks, and its data before their compression."""
+    head = png_chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, bits, colour, 0, 0, interlace))
+    pixels = png_chunk(b"IDAT", zlib.compress(data))
+    return b"\x89PNG\r\n\x1a\n" + head + extra + pixels + png_chunk(b"IEND", b"")
 
 
 def noise(seed: int = 0, side: int = 8) -> bytes:

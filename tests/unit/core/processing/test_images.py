@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
-from support.images import encode, images
+from support.images import encode, images, png_chunk, raw_png
 
 from firstline_core.errors import FirstlineError, InvalidTensorError, PayloadTooLargeError
 from firstline_core.processing.decoding import DecodingCost
@@ -23,10 +23,6 @@ def encoded(kind: str, side: int = 64, **options: object) -> bytes:
 
 def segment(marker: int, content: bytes) -> bytes:
     return bytes([0xFF, marker]) + struct.pack(">H", len(content) + 2) + content
-
-
-def chunk(name: bytes, content: bytes) -> bytes:
-    return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
 
 
 JPEG, PROGRESSIVE, PNG = encoded("JPEG"), encoded("JPEG", progressive=True), encoded("PNG")
@@ -50,15 +46,15 @@ DEAR = {
     "what Pillow reads byte by byte": JPEG[:2] + b"\xff\xf0" * 10_000 + JPEG[2:],
     "EXIF by the megabyte": JPEG[:2] + segment(0xE1, b"Exif\0\0" + bytes(65_000)) * 300 + JPEG[2:],
     "EXIF in small parts": JPEG[:2] + segment(0xE1, b"Exif\0\0" + bytes(4_000)) * 300 + JPEG[2:],
-    "chunks": PNG[:33] + chunk(b"abCd", b"") * 10_000 + PNG[33:],
-    "text chunks": PNG[:33] + chunk(b"tEXt", b"k\0v") * 10_000 + PNG[33:],
-    "chunks after the picture": PNG[:-12] + chunk(b"IDAT", b"") * 10_000 + PNG[-12:],
+    "chunks": PNG[:33] + png_chunk(b"abCd", b"") * 10_000 + PNG[33:],
+    "text chunks": PNG[:33] + png_chunk(b"tEXt", b"k\0v") * 10_000 + PNG[33:],
+    "chunks after the picture": PNG[:-12] + png_chunk(b"IDAT", b"") * 10_000 + PNG[-12:],
 }
 BOMBS = {
-    "compressed text": lambda: chunk(b"zTXt", b"k\0\0" + bomb()),
-    "compressed international text": lambda: chunk(b"iTXt", b"k\0\1\0\0\0" + bomb()),
-    "colour profile": lambda: chunk(b"iCCP", b"k\0\0" + bomb()),
-    "many texts": lambda: b"".join(chunk(b"zTXt", b"%d\0\0" % number + bomb(1_000_000)) for number in range(70)),
+    "compressed text": lambda: png_chunk(b"zTXt", b"k\0\0" + bomb()),
+    "compressed international text": lambda: png_chunk(b"iTXt", b"k\0\1\0\0\0" + bomb()),
+    "colour profile": lambda: png_chunk(b"iCCP", b"k\0\0" + bomb()),
+    "many texts": lambda: b"".join(png_chunk(b"zTXt", b"%d\0\0" % number + bomb(1_000_000)) for number in range(70)),
 }
 
 
@@ -130,22 +126,14 @@ def test_truncated_images_are_refused_without_other_errors(content: bytes) -> No
             decode(content[:end], Decode(), "Row 0")
 
 
-def png(width: int, height: int, colour: int = 0, bits: int = 8, *, data_bytes: int = 0, interlace: int = 0) -> bytes:
-    """A PNG whose compressed data are `data_bytes` zeros."""
-    head = struct.pack(">IIBBBBB", width, height, bits, colour, 0, 0, interlace)
-    data = zlib.compress(bytes(data_bytes))
-    return PNG[:8] + chunk(b"IHDR", head) + chunk(b"IDAT", data) + chunk(b"IEND", b"")
-
-
 @pytest.mark.parametrize("bits", [1, 2, 4, 8])
 def test_the_transparent_value_of_greyscale_is_that_of_the_file(bits: int) -> None:
     """Two pixels: the value 0, and the transparent one."""
     key = 2**bits - 1
-    head = struct.pack(">IIBBBBB", 2, 1, bits, 0, 0, 0, 0)
     row = int(f"{0:0{bits}b}{key:0{bits}b}".ljust(8 if bits < 8 else 16, "0"), 2)
-    data = zlib.compress(b"\0" + row.to_bytes(1 if bits < 8 else 2, "big"))
-    transparent = chunk(b"tRNS", struct.pack(">H", key))
-    content = PNG[:8] + chunk(b"IHDR", head) + transparent + chunk(b"IDAT", data) + chunk(b"IEND", b"")
+    data = b"\0" + row.to_bytes(1 if bits < 8 else 2, "big")
+    transparent = png_chunk(b"tRNS", struct.pack(">H", key))
+    content = raw_png(2, 1, bits=bits, extra=transparent, data=data)
     found = np.asarray(decode(content, Decode(background=(10, 20, 30)), "Row 0"))
     assert found.tolist() == [[[0, 0, 0], [10, 20, 30]]]
 
@@ -153,10 +141,9 @@ def test_the_transparent_value_of_greyscale_is_that_of_the_file(bits: int) -> No
 def wide_grey(values: list[int], alphas: list[int] | None = None, key: int | None = None) -> bytes:
     """A PNG of one row with 16 bits, of which one value may be transparent."""
     pairs = list(values) if alphas is None else [each for pair in zip(values, alphas, strict=True) for each in pair]
-    head = struct.pack(">IIBBBBB", len(values), 1, 16, 0 if alphas is None else 4, 0, 0, 0)
-    data = zlib.compress(b"\0" + struct.pack(f">{len(pairs)}H", *pairs))
-    transparent = b"" if key is None else chunk(b"tRNS", struct.pack(">H", key))
-    return PNG[:8] + chunk(b"IHDR", head) + transparent + chunk(b"IDAT", data) + chunk(b"IEND", b"")
+    transparent = b"" if key is None else png_chunk(b"tRNS", struct.pack(">H", key))
+    data = b"\0" + struct.pack(f">{len(pairs)}H", *pairs)
+    return raw_png(len(values), 1, 0 if alphas is None else 4, 16, extra=transparent, data=data)
 
 
 @pytest.mark.parametrize("bits", [UNSET, 12, 16])
@@ -190,11 +177,11 @@ def test_wide_greyscale_with_alpha_is_checked_like_that_without() -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (png(1, 40_000_000), "Row 0 of input 'image' has 1x40000000 pixels; a side has at most 65500"),
-        (png(65_501, 1), "a side has at most 65500"),
-        (png(8001, 8000), "8001x8000 pixels; at most 64000000"),
-        (png(8000, 8000, 6), "8000x8000 pixels, which take 51.* bytes of memory; at most 268435456"),
-        (png(65_500, 900, 6, 16), "bytes of memory; at most 268435456"),
+        (raw_png(1, 40_000_000), "Row 0 of input 'image' has 1x40000000 pixels; a side has at most 65500"),
+        (raw_png(65_501, 1), "a side has at most 65500"),
+        (raw_png(8001, 8000), "8001x8000 pixels; at most 64000000"),
+        (raw_png(8000, 8000, 6), "8000x8000 pixels, which take 51.* bytes of memory; at most 268435456"),
+        (raw_png(65_500, 900, 6, 16), "bytes of memory; at most 268435456"),
     ],
 )
 def test_declared_sizes_over_a_limit_are_refused(content: bytes, message: str) -> None:
@@ -211,12 +198,12 @@ def test_the_largest_photo_within_the_limits_costs_as_much_as_allowed() -> None:
 
 def test_a_larger_limit_of_one_image_replaces_that_of_all_rows() -> None:
     larger, fewer = (ImageProcessing(Decode("L"), (Resize(8, 8),), DecodingLimits(most)) for most in (10**9, 10**8))
-    content = png(16_000, 12_500)
+    content = raw_png(16_000, 12_500)
     assert DecodingCost((larger.check_and_measure(images(content)),)).pixels == 200_000_000
     with pytest.raises(PayloadTooLargeError, match="at most 100000000 are decoded"):
         fewer.check_and_measure(images(content))
     with pytest.raises(PayloadTooLargeError, match="more than 160000000 pixels by row 1"):
-        fewer.check_and_measure(images(png(9000, 9000), png(9000, 9000)))
+        fewer.check_and_measure(images(raw_png(9000, 9000), raw_png(9000, 9000)))
 
 
 def test_headers_that_were_read_are_not_read_again() -> None:
@@ -238,7 +225,7 @@ def test_rows_that_are_done_count_while_others_are_processed() -> None:
 
 
 def test_two_sizes_in_one_file_are_refused() -> None:
-    twice = PNG[:8] + chunk(b"IHDR", struct.pack(">IIBBBBB", 8, 8, 8, 2, 0, 0, 0)) + PNG[8:]
+    twice = PNG[:8] + png_chunk(b"IHDR", struct.pack(">IIBBBBB", 8, 8, 8, 2, 0, 0, 0)) + PNG[8:]
     with pytest.raises(InvalidTensorError, match="declares two sizes"):
         decode(twice, Decode(), "Row 0")
 
@@ -253,10 +240,10 @@ def test_jpeg_of_more_than_8_bits_is_refused(bits: int, channels: int) -> None:
 
 @pytest.mark.parametrize(("interlace", "whole_bytes"), [(0, 16 * 17), (1, 286)])
 def test_compressed_data_that_ends_early_is_truncated(interlace: int, whole_bytes: int) -> None:
-    whole = png(16, 16, data_bytes=whole_bytes, interlace=interlace)
+    whole = raw_png(16, 16, data=bytes(whole_bytes), interlace=interlace)
     assert decode(whole, Decode("L"), "Row 0").size == (16, 16)
     for data_bytes in (0, 17, whole_bytes // 2, whole_bytes - 17, whole_bytes - 1):
-        content = png(16, 16, data_bytes=data_bytes, interlace=interlace)
+        content = raw_png(16, 16, data=bytes(data_bytes), interlace=interlace)
         with pytest.raises(InvalidTensorError, match=r"truncated PNG|broken PNG"):
             decode(content, Decode("L"), "Row 0")
 
@@ -264,7 +251,7 @@ def test_compressed_data_that_ends_early_is_truncated(interlace: int, whole_byte
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (PNG[:33] + chunk(b"acTL", bytes(8)) + PNG[33:], "is an animated PNG; send one still image a row"),
+        (PNG[:33] + png_chunk(b"acTL", bytes(8)) + PNG[33:], "is an animated PNG; send one still image a row"),
         (PNG.replace(b"\r", b"").replace(b"\n", b""), "is neither .* line breaks were removed, as `curl -d` does"),
         (JPEG.replace(b"\r", b"").replace(b"\n", b""), "is a broken JPEG .*no line break.* `curl --data-binary @FILE`"),
         (base64.b64encode(PNG), "is neither JPEG nor PNG, but text in base64; send the bytes"),

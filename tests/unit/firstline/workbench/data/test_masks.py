@@ -1,11 +1,10 @@
-import struct
-import zlib
 from io import BytesIO
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
+from support.images import raw_png
 
 from firstline.workbench.data.masks import read_mask
 from firstline_core.errors import ConfigError
@@ -36,16 +35,6 @@ def test_absent_mask_is_ignored(tmp_path: Path) -> None:
     assert read_mask(tmp_path / "none.png", (9, 4), (2, 1), 3).tolist() == [[255, 255]]
 
 
-def _of_four_bits() -> bytes:
-    """Returns a greyscale PNG of 2x1 pixels of class 1, which Pillow does not write."""
-    head = struct.pack(">IIBBBBB", 2, 1, 4, 0, 0, 0, 0)
-    chunks = ((b"IHDR", head), (b"IDAT", zlib.compress(b"\x00\x11")), (b"IEND", b""))
-    parts = [
-        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in chunks
-    ]
-    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
-
-
 @pytest.mark.parametrize(
     ("content", "says"),
     [
@@ -53,7 +42,7 @@ def _of_four_bits() -> bytes:
         (_png(Image.new("L", (2, 2), 7)), "has the class 7; the bundle has 0 to 2, and 255 is ignored"),
         (_png(Image.new("L", (2, 2)))[:45], "m.png"),
         (b"no image", "m.png"),
-        (_of_four_bits(), "has greyscale of 4 bits; save it with eight bits"),
+        (raw_png(2, 2, bits=4, data=bytes(4)), "has greyscale of 4 bits; save it with eight bits"),
         (_png(Image.new("L", (4, 2))), "has 4x2 pixels, but its upright image 2x2; save a mask of the image's size"),
     ],
 )
