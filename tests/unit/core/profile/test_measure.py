@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from msgspec.structs import replace
+from support.boards import say
 from support.points_here import measure_here
 from support.profiles import point
 from support.sample_bundles import variant_bundle
@@ -89,6 +90,13 @@ class TestMeasuring:
             assert point.energy_mj.value == pytest.approx(2.0 * point.processor_ms, rel=0.01)
         else:
             assert isinstance(point.energy_mj, Measured)
+
+    def test_stated_rails_measure_the_energy(self, bundle: Bundle, tmp_path: Path) -> None:
+        say(tmp_path, "sys/class/hwmon/hwmon0/name", "board")
+        say(tmp_path, "sys/class/hwmon/hwmon0/power1_input", "6000000")
+        options = dataclasses.replace(ONE, root=tmp_path, power_rails=("board power1",))
+        (point,) = measure_profile(bundle, tmp_path / "p.json", options).points
+        assert isinstance(point.energy_mj, Measured)
 
     def test_the_profile_has_the_hardware_and_software(self, measured: Profile, path: Path) -> None:
         assert read_profile(path) == measured
