@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os.path
 import time
 from pathlib import Path
@@ -14,13 +15,14 @@ from firstline_core.bundle.store import Bundle, open_bundle
 from firstline_core.errors import ConfigError, listed
 from firstline_core.hardware.kernel_files import read_in_time
 from firstline_core.hardware.readings import NOTHING_READ, Snapshot
-from firstline_core.profile.measure import Gate, ProfileOptions, measure_profile
+from firstline_core.profile.measure import Gate, measure_profile
 from firstline_core.profile.summary import profile_lines
 from firstline_edge.budgets.from_settings import device_sensors
 from firstline_edge.cli.output import print_progress, show
 from firstline_edge.cli.parser import FAILED, OK, load_settings
 from firstline_edge.models.loading import bundle_paths, named_bundles
 from firstline_edge.profiling.gate import CHECK_S, DeviceGate, bounds_of
+from firstline_edge.profiling.profiler import profile_options
 from firstline_edge.settings.settings import EdgeSettings
 from firstline_edge.state import StatePaths
 
@@ -35,19 +37,15 @@ def command(arguments: argparse.Namespace) -> int:
     """
     settings = load_settings(arguments)
     bundle, alone = _bundle(settings, arguments.model), arguments.alone or arguments.sustained > 0
-    options = ProfileOptions(
+    options = dataclasses.replace(
+        profile_options(settings),
         threads=arguments.threads,
         batches=arguments.batches,
-        own_threads=settings.models.threads,
-        providers=tuple(settings.models.providers),
         variants=arguments.variant,
         quick=arguments.quick,
         alone=alone,
         sustained_s=60 * arguments.sustained,
         again=arguments.remeasure,
-        joules_per_core_s=settings.costs.joules_per_core_second,
-        power_rails=settings.hardware.power_rails,
-        root=Path(settings.hardware.root),
     )
     path = StatePaths(settings.state_dir).device_profile_path(bundle.manifest.name)
     gate = Gate() if alone else _gate(settings)

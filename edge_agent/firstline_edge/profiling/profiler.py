@@ -7,6 +7,7 @@ request that is begun again measures what is missing. The gateway removes a requ
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import random
 import shutil
 import threading
@@ -43,6 +44,17 @@ _REPORT_S = 10.0
 """Shortest time between two reports of progress: a report contains everything that the device says about itself."""
 SPARE_BYTES = 32 << 20
 """Free disk space that is needed: a profile has at most 4 MiB, and the outbox has priority."""
+
+
+def profile_options(settings: EdgeSettings) -> ProfileOptions:
+    """Returns how this device measures: as its agent runs models, with the stated costs and sensors."""
+    return ProfileOptions(
+        own_threads=settings.models.threads,
+        providers=tuple(settings.models.providers),
+        joules_per_core_s=settings.costs.joules_per_core_second,
+        power_rails=settings.hardware.power_rails,
+        root=Path(settings.hardware.root),
+    )
 
 
 class _Stopped(Exception):  # noqa: N818 (not a fault)
@@ -91,19 +103,10 @@ class BundleMeasurement:
             gate = DeviceGate(self.latest, bounds_of(settings), lambda why: tell(message=why), pause)
             bundle = open_bundle(path)
             present = tuple(model.id for model in bundle.manifest.models if bundle.has(model))  # often not the full one
-            options = ProfileOptions(
-                own_threads=settings.models.threads,
-                providers=tuple(settings.models.providers),
-                variants=present,
-                quick=request.quick,
-                joules_per_core_s=settings.costs.joules_per_core_second,
-                power_rails=settings.hardware.power_rails,
-                root=Path(settings.hardware.root),
-            )
             return measure_profile(
                 bundle,
                 StatePaths(settings.state_dir).device_profile_path(request.bundle),
-                options,
+                dataclasses.replace(profile_options(settings), variants=present, quick=request.quick),
                 machine=settings.device_id,
                 gate=gate,
                 progress=lambda done, total, _: tell(done=done, total=total),
