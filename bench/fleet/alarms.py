@@ -109,7 +109,7 @@ class _AuditedFleet(Pretended):
             for device in audited:
                 self._counted += 1
                 lost = float(self._rng.random() < self._risk)
-                one = Audit(device, str(self._counted), ModelKey(BUNDLE, NEW), _NOTE, {KEY: lost})
+                one = Audit(device, str(self._counted), ModelKey(BUNDLE, NEW), _NOTE, KEY, {KEY: lost})
                 found = records.count(connection, one, CONTRACTS, service_s=now_s, now_s=now_s)
                 if isinstance(found, list) and any(each.pool.alarmed_s is not None for each in found):
                     break

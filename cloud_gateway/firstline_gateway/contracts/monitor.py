@@ -303,7 +303,7 @@ class ContractMonitor:
             self._skip(Skipped.DISK, model, device, _BEHIND)
         else:
             losses = _losses(served.manifest.task, keys, request.edge_outputs, outputs)
-            self._take(Audit(device, request.request_id, model, note, losses, request.source))
+            self._take(Audit(device, request.request_id, model, note, min(keys), losses, request.source))
 
     def end(self, model: ModelKey, by: str) -> Future[int]:
         """Deletes all pools of a version with their alarms, and enters that in the audit log.
@@ -378,7 +378,7 @@ class ContractMonitor:
                     connection, one, self.settings, service_s=self.service.now_s(), now_s=self.clock.wall_s()
                 ),
                 partial(self._note, one),
-                key=records.text_of(min(one.losses)) if one.losses else "",
+                key=records.text_of(one.first),
             )
         except CapacityError as error:
             self._room.release()

@@ -244,6 +244,8 @@ class Audit:
     """An audit that is still to be counted, of an answered request.
 
     Attributes:
+        first: the first promise of the answer's edge variant. Replicas lock its pool before all others of the variant,
+            because audits of different events have pools in common.
         losses: in [0, 1], for each promise that it tests; an event that cannot occur in it is left out.
         source: of the request; see `InferRequest`.
     """
@@ -252,6 +254,7 @@ class Audit:
     request_id: str
     model: ModelKey
     note: AuditNote
+    first: PoolKey
     losses: Mapping[PoolKey, float]
     source: str = ""
 
@@ -282,8 +285,10 @@ def count(
     if count_since(connection, one.device, service_s - HOUR_S) >= settings.audits_per_device_hour:
         return Skipped.DEVICE_LIMIT
     found, left_out = [], []
-    for key in sorted(one.losses):  # every replica locks in this order
+    for key in sorted({one.first, *one.losses}):
         pool = locked(connection, key)
+        if key not in one.losses:
+            continue
         pool = new_pool(key, now_s) if pool is None else pool
         spacing_s, draw = settings.audit_spacing_s, _RNG.random()
         due, counts = with_recent(pool, one.device, one.source, spacing_s, service_s=service_s, draw=draw)

@@ -28,10 +28,12 @@ from support.audits import (
 )
 from support.databases import POSTGRESQL, SQLITE, OpenStore, PostgreSql, sqlite_store
 from support.logs import captured_lines
+from support.waiting import until
 
 from bench.support.bundles import with_certificate
 from firstline_core.clock import SimulatedClock
 from firstline_core.fleet.telemetry import ModelCounts, Telemetry
+from firstline_core.ids import new_request_id
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.tasks.classification import Classification
 from firstline_core.telemetry.metrics import RequestMetrics
@@ -40,7 +42,8 @@ from firstline_core.units import DAY_S, HOUR_S
 from firstline_gateway import audit_log
 from firstline_gateway.contracts import monitor
 from firstline_gateway.contracts.monitor import ActiveDevices, ContractMonitor
-from firstline_gateway.contracts.records import AUDITS, POOLS, Contribution, Skipped
+from firstline_gateway.contracts.pool import promises_of
+from firstline_gateway.contracts.records import AUDITS, POOLS, Audit, Contribution, Skipped, count
 from firstline_gateway.fleet import alarms
 from firstline_gateway.fleet.fleet import Fleet
 from firstline_gateway.models.folder import ModelsFolder
@@ -786,6 +789,34 @@ def test_replicas_lock_pools_in_one_order(bench: Bench) -> None:
     with bench.opened.database.reading() as connection:
         counted = connection.execute(text("SELECT device FROM contract_audits ORDER BY rowid")).scalars().all()
     assert counted in (["cam0"] * 2 + ["cam1"] * 2, ["cam1"] * 2 + ["cam0"] * 2)
+
+
+@pytest.mark.parametrize("store_settings", [POSTGRESQL], indirect=True)
+async def test_replicas_with_different_events_wait_in_one_order(bench: Bench) -> None:
+    """Without it, each would hold a pool for which the other waits: "missed car", and "invented person"."""
+    served, database = certified_detector(bench.served()), bench.opened.database
+    note = note_of(served)
+    promised = {key.event: key for key in promises_of(served.manifest, note)}
+
+    def count_events(connection: Connection, device: str, *events: str) -> object:
+        losses = {promised[event]: 0.0 for event in events}
+        audit = Audit(device, new_request_id(), served.key, note, min(promised.values()), losses)
+        return count(connection, audit, SETTINGS, service_s=0.0, now_s=NOW_S)
+
+    def at_another_replica() -> object:
+        with database.begin() as connection:
+            return count_events(connection, "yard", "invented person", "missed car")
+
+    def waits() -> bool:
+        with database.reading() as connection:
+            return connection.execute(text("SELECT count(*) FROM pg_locks WHERE NOT granted")).scalar_one() > 0
+
+    with database.begin() as connection:
+        count_events(connection, "cam", "missed person", "missed car")
+        other = asyncio.create_task(asyncio.to_thread(at_another_replica))
+        await until(waits)
+        count_events(connection, "cam", "invented person")
+    assert isinstance(await other, list)
 
 
 @pytest.mark.parametrize("store_settings", [POSTGRESQL], indirect=True)
