@@ -37,7 +37,7 @@ class GroupWriter(Generic[Transaction]):
     """Runs operations in the order of submission, those of a group in the order of their keys first.
 
     The future of each is done once its group is durable. Two processes that write the same rows in the order of keys
-    cannot wait for each other. A slow group is divided into several transactions.
+    cannot wait for each other. A slow group takes several transactions.
 
     An operation may run twice: if one operation of a group raises, the whole group is undone and each operation is
     tried alone. So an operation must have no effect outside the database. An operation that refuses without having
@@ -52,7 +52,7 @@ class GroupWriter(Generic[Transaction]):
 
     Attributes:
         problem: why the database refused the latest group; "" if it did not.
-        busy_since_s: when the writing thread began with the present group, by the monotonic clock; None while it waits.
+        busy_since_s: when the writing thread began the present transaction, by the monotonic clock; None if it waits.
         closed: whether it accepts no more operations.
     """
 
@@ -111,7 +111,7 @@ class GroupWriter(Generic[Transaction]):
                 `problem`.
             apart: True if the operation takes a lock under which it must wait for no other lock: it shares a
                 transaction only with others of its kind.
-            key: of the row that it locks; operations of one key keep their order.
+            key: of the row that it locks first; operations of one key keep their order.
         """
         if self._queue.qsize() >= _WAITING_LIMIT:
             raise self._refusal(
@@ -147,7 +147,6 @@ class GroupWriter(Generic[Transaction]):
         open_ = True
         while open_:
             group, open_ = self._next_group()
-            self.busy_since_s = time.monotonic()
             for apart in (False, True):
                 chosen = [work for work in group if work.apart is apart]
                 resolve(self._commit(sorted(chosen, key=lambda work: work.key)))
@@ -165,6 +164,7 @@ class GroupWriter(Generic[Transaction]):
         """Commits a group and returns each operation's outcome, which is its result or an exception."""
         if not group:
             return []
+        self.busy_since_s = time.monotonic()
         try:
             with self._begin() as transaction:
                 results = self._results(transaction, group)

@@ -103,6 +103,17 @@ def test_a_slow_group_takes_several_commits(store: Store, writer: Writer, monkey
     assert store.commits >= 1 + 128, "two operations take half a second"
 
 
+def test_busy_time_is_that_of_one_transaction(writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slow group does not make a database look silent that answers."""
+    seconds = itertools.count()
+    monkeypatch.setattr(time, "monotonic", lambda: next(seconds) / 4)
+    with one_group(writer):
+        done = [writer.submit(lambda _: writer.busy_since_s) for _ in range(40)]
+    began_s = [one.result() for one in done]
+    assert began_s == sorted(began_s) and len(set(began_s)) >= 20
+    assert writer.close() and writer.busy_since_s is None
+
+
 def test_a_group_is_written_in_the_order_of_keys(writer: Writer) -> None:
     order = list[str]()
     with one_group(writer):
