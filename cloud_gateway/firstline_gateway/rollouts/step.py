@@ -231,11 +231,18 @@ def selected(rollout: Rollout, view: StepView) -> list[tuple[str, Mapping[str, s
     return [(name, device.tags) for name, device in sorted(view.devices.items()) if selector.matches(device.tags)]
 
 
+def _is_from_before(assignment: Assignment, rollout: Rollout) -> bool:
+    """Returns whether an earlier stage assigned a device. If the present one took it over, its turn is negative.
+
+    The other devices of the present stage, which has not begun, are of a beginning that was interrupted.
+    """
+    return assignment.stage < rollout.stage or assignment.turn < 0
+
+
 def _stage_groups(rollout: Rollout, assignments: Mapping[str, Assignment], view: StepView) -> StageGroups:
     """Returns the stage's devices in order, and its control group; the devices held back come last."""
     definition, devices = rollout.definition, selected(rollout, view)
-    # Those of this stage belong to a beginning that was interrupted.
-    taken = {name for name, each in assignments.items() if each.treated and each.stage < rollout.stage}
+    taken = {name for name, each in assignments.items() if each.treated and _is_from_before(each, rollout)}
     if rollout.is_rest:
         rest = sorted(
             (name for name, _ in devices if name not in taken), key=lambda name: place(definition.places_salt, name)
@@ -273,7 +280,7 @@ def _begin(changes: StepChanges, assignments: Mapping[str, Assignment], view: St
     treated, control, members = _stage_groups(rollout, assignments, view)
     # Devices that still waited when a person promoted the stage before come first; chance did not put them here, so
     # they are not compared.
-    left = [each for each in assignments.values() if each.state is _S.WAITING and each.stage < rollout.stage]
+    left = [each for each in assignments.values() if each.state is _S.WAITING and _is_from_before(each, rollout)]
     if not (treated or left or rollout.is_rest):
         _without_devices(changes, now, members=members)
         return
@@ -379,9 +386,7 @@ def _end_rollback(changes: StepChanges, assignments: Mapping[str, Assignment], v
         if outcome == _REPLACED:
             changes.assigned[name] = replace(assignments[name], state=_S.WITHDRAWN)
     again = counted(counts.pop(_RETURNED, 0), "device")
-    others = "".join(
-        f"; {outcome}: {counted(number, 'device')}" for outcome, number in sorted(counts.items()) if number
-    )
+    others = "".join(f"; {outcome}: {counted(number, 'device')}" for outcome, number in sorted(counts.items()))
     sentence = f"{rollout.sentence} The previous version runs again on {again}{others}."
     changes.end(RolloutState.ROLLED_BACK, f"{sentence}{_stranded(rollout, assignments)}")
 

@@ -389,6 +389,19 @@ def test_a_stage_whose_beginning_was_interrupted_begins_again() -> None:
     assert whole.rollout.state is RolloutState.COMPLETED and whole.states() == {S.DONE: 20}
 
 
+def test_an_interrupted_beginning_compares_no_devices_that_waited() -> None:
+    fleet = simulated_fleet(20, Stage(0.3, per_minute=1), Stage(0.6), held_back=0.2)
+    fleet.advance()
+    waited = {name for name, each in fleet.assignments.items() if each.state is S.WAITING}
+    fleet.command(Command.PROMOTE)
+    changes = step(fleet.rollout, fleet.assignments, fleet, StepTime(fleet.now_s, 1.7e9))
+    fleet.assignments |= {name: changes.assigned[name] for name in waited}
+    fleet.advance()
+    compared = {name for name, each in fleet.assignments.items() if each.reachable and each.stage == 1}
+    assert len(waited) == 5 and not waited & compared
+    assert fleet.states() == {S.OFFERED: 12, S.CONTROL: 8}
+
+
 def test_a_report_from_before_a_retry_does_not_count() -> None:
     fleet = simulated_fleet()
     fleet.install()
