@@ -78,10 +78,10 @@ def grpc_server(
 
 
 class CallPlaces:
-    """Leaves room for calls of others: a stream without messages would hold its place for any time.
+    """Limits the calls of one principal, so that others have room: an open stream without messages has no time limit.
 
     Args:
-        limit: of calls at the same moment; one principal may have half of them.
+        limit: of all calls at the same moment; one principal may have half.
     """
 
     def __init__(self, limit: int) -> None:

@@ -71,7 +71,7 @@ async def check(person: Person, request: Request, tags_of: Tags) -> None:
     Raises:
         ForbiddenError: the person may not.
     """
-    path: str = request.scope["route"].path  # that of the request may have a line break more
+    path: str = request.scope["route"].path  # not the request's, which may end in a line break
     reads = request.method in READS or path in _READS_BY_POST
     if not reads and person.role is Role.VIEWER:
         raise ForbiddenError(f"{person.name} is a viewer and may not change anything; ask for the role operator.")

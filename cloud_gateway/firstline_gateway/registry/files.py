@@ -85,7 +85,7 @@ class LocalBlobs:
         """See `Blobs`."""
         incoming = self._folder / _INCOMING / f"{sha256}.{secrets.token_hex(8)}"
         with self._translated():
-            file = await self._call(partial(_created, incoming))
+            file = await self._call(lambda: incoming.open("xb"))
             try:
                 buffered, buffered_bytes = [], 0
                 async for part in parts:
@@ -200,10 +200,6 @@ class LocalBlobs:
                 retry_after_s=_RETRY_S,
                 public=f"The registry's folder {reason}",
             ) from error
-
-
-def _created(path: Path) -> BinaryIO:
-    return path.open("xb")
 
 
 _COUNT_S = 60.0  # the files of other replicas are counted as often

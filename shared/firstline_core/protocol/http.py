@@ -301,9 +301,9 @@ class BodyShare:
         self._held_bytes += size_bytes
 
     async def decompressed(self, headers: Mapping[str, str], body: bytes, limits: Limits) -> bytes:
-        """Returns a body without its Content-Encoding, see `decompressed`, and reserves what that adds.
+        """Returns a body without its Content-Encoding, and reserves the bytes that this adds.
 
-        One body at a time: only then it is known how large it is.
+        Decompresses one body at a time: the size of a body, which has to fit, is known only afterwards.
 
         Args:
             headers: by lower-case name.
@@ -312,7 +312,7 @@ class BodyShare:
 
         Raises:
             QueueFullError: the bytes do not fit.
-            RequestError: see `decompressed`.
+            RequestError: see the function `decompressed`.
         """
         if "content-encoding" not in headers:
             return body
