@@ -398,7 +398,6 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     @property
     def sessions(self) -> int:
         """Concurrent batches; without a number of them, the cores that the cpuset and the CPU quota leave."""
-        from firstline_core.hardware.kernel_files import Tree
-        from firstline_core.hardware.survey import usable_cores  # which most commands do not need
+        from firstline_core.hardware.kernel_files import Tree, usable_cores  # which most commands do not need
 
         return self.execution.sessions or max(1, math.ceil(usable_cores(Tree())[0]))

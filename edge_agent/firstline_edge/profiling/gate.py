@@ -16,9 +16,8 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from firstline_core.adaptation.guards import Advice, Limits, heat_guard, memory_guard
-from firstline_core.hardware.kernel_files import Tree
+from firstline_core.hardware.kernel_files import Tree, usable_cores
 from firstline_core.hardware.readings import Snapshot, measured
-from firstline_core.hardware.survey import usable_cores
 from firstline_core.profile.measure import Gate, Need
 from firstline_core.telemetry.logs import logger
 from firstline_edge.adaptation.loading import limits_of

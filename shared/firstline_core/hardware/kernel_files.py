@@ -254,6 +254,12 @@ def cpu_quota(tree: Tree) -> FileReading:
     return _least((_quota(tree, group) for group in control_groups(tree, "cpu")), "cores")
 
 
+def usable_cores(tree: Tree) -> tuple[float, bool]:
+    """Returns the cores that this process may use, as a fraction, and whether a control group's quota limits them."""
+    quota, own = cpu_quota(tree), float(len(allowed_cores(tree)))
+    return (quota.value, True) if isinstance(quota, Measured) and quota.value < own else (own, False)
+
+
 def cpu_used_s(tree: Tree) -> FileReading:
     """Returns the core-seconds that this process's group has used since it was made."""
     if not _is_version_2(tree):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from firstline_core.hardware.catalogue import HIGHEST_COUNT
@@ -17,12 +17,12 @@ from firstline_core.hardware.kernel_files import (
     add_reading,
     allowed_cores,
     control_groups,
-    cpu_quota,
     cpu_used_s,
     memory_left,
     memory_limit,
     printable_name,
     read_in_time,
+    usable_cores,
 )
 from firstline_core.hardware.power import Rapl, device_power_w, rails_w, supply
 from firstline_core.hardware.readings import Absent, FileReading, Measured, Reading, Snapshot, least, most
@@ -306,22 +306,25 @@ class Processor:
             return Load(self._group(now_s) or text, text)
         lines = {line.partition(" ")[0]: line for line in text.splitlines() if line.startswith("cpu")}
         cores = lines.keys() - {"cpu"}
-        allowed = [name for core in sorted(allowed_cores(self._tree)) if (name := f"cpu{core}") in cores]
-        whole = share = self._busy_share([lines.get("cpu", "")])
+        if not cores:
+            reason = Absent("/proc/stat: lists no core.")
+            return Load(self._group(now_s) or reason, reason)
+        machine = usable = self._busy_share(lines, ("cpu",))
+        allowed = tuple(name for core in sorted(allowed_cores(self._tree)) if (name := f"cpu{core}") in cores)
         if 0 < len(allowed) < len(cores):
-            share = self._busy_share([lines[name] for name in allowed])
-        if isinstance(whole, Measured) and cores:
-            whole = Measured(whole.value * len(cores), whole.source)
-        return Load(self._group(now_s) or share, whole)
+            usable = self._busy_share(lines, allowed)
+        busy_cores = machine
+        if isinstance(machine, Measured):
+            busy_cores = Measured(machine.value * len(cores), machine.source)
+        return Load(self._group(now_s) or usable, busy_cores)
 
-    def _busy_share(self, lines: Sequence[str]) -> FileReading:
-        """Of the cores in these lines of /proc/stat."""
-        fields = [line.split()[1 : 1 + _FIELDS] for line in lines]
+    def _busy_share(self, lines: Mapping[str, str], names: tuple[str, ...]) -> FileReading:
+        """Returns the busy share in the named lines of /proc/stat, since they were read before."""
+        fields = [lines.get(name, "").split()[1 : 1 + _FIELDS] for name in names]
         if any(len(each) < _FIELDS or not all(map(_TICKS.fullmatch, each)) for each in fields):
-            return Absent("/proc/stat: does not begin with the sum of all cores.")
+            return Absent(f"/proc/stat: has no valid counts for {', '.join(names)}.")
         total = sum(int(field) for each in fields for field in each)
         idle = sum(int(each[at]) for each in fields for at in _IDLE_FIELDS)
-        names = tuple(line.partition(" ")[0] for line in lines)
         before, self._ticks[names] = self._ticks.get(names), (total, idle)
         elapsed = total - before[0] if before is not None else 0
         if before is None or elapsed <= 0:
@@ -329,12 +332,12 @@ class Processor:
         return Measured(min(max(1 - (idle - before[1]) / elapsed, 0.0), 1.0), "/proc/stat")  # iowait may decrease
 
     def _group(self, now_s: float) -> FileReading | None:
-        """None without a quota: then the machine's load counts."""
-        quota, used = cpu_quota(self._tree), cpu_used_s(self._tree)
-        if isinstance(quota, Absent) or isinstance(used, Absent):
+        """Returns the share of the control group's quota; None if the quota does not limit this process."""
+        (cores, is_quota), used = usable_cores(self._tree), cpu_used_s(self._tree)
+        if not is_quota or isinstance(used, Absent):
             return None
         before, self._used = self._used, (now_s, used.value)
         if before is None or now_s <= before[0]:
             return Absent(f"{used.source}: counts, and was read once; the next reading tells.")
-        share = (used.value - before[1]) / ((now_s - before[0]) * quota.value)
+        share = (used.value - before[1]) / ((now_s - before[0]) * cores)
         return Measured(min(max(share, 0.0), 1.0), used.source)

@@ -16,15 +16,8 @@ import msgspec
 from msgspec.structs import replace
 
 from firstline_core.hardware import catalogue
-from firstline_core.hardware.kernel_files import (
-    Tree,
-    allowed_cores,
-    cpu_quota,
-    memory_limit,
-    online_cores,
-    printable_name,
-)
-from firstline_core.hardware.readings import Measured, measured
+from firstline_core.hardware.kernel_files import Tree, memory_limit, online_cores, printable_name, usable_cores
+from firstline_core.hardware.readings import measured
 from firstline_core.hardware.sensors import machine_memory
 
 _TEXT_CHARACTERS = 160
@@ -154,12 +147,6 @@ def _processor(tree: Tree) -> catalogue.Processor:
         usable_cores(tree)[0],
         tuple(dict.fromkeys("neon" if flag == "asimd" else flag for flag in _INSTRUCTION_SETS if flag in flags)),
     )
-
-
-def usable_cores(tree: Tree) -> tuple[float, bool]:
-    """Returns the cores that this process may use, as a fraction, and whether a control group's quota limits them."""
-    quota, own = cpu_quota(tree), float(len(allowed_cores(tree)))
-    return (quota.value, True) if isinstance(quota, Measured) and quota.value < own else (own, False)
 
 
 def _accelerators(tree: Tree) -> tuple[catalogue.Accelerator, ...]:

@@ -236,6 +236,17 @@ def test_load_is_that_of_the_allowed_cores(tmp_path: Path, on: On) -> None:
     assert measured(bench.read().cpu_busy_share) == pytest.approx(0.5)
 
 
+def test_a_quota_above_the_allowed_cores_does_not_count(tmp_path: Path, on: On) -> None:
+    """The quota is 1.5 cores, and the only allowed core is busy."""
+    bench = on("virtual-machine")
+    say(tmp_path, "proc/self/status", "Cpus_allowed_list:\t1")
+    for busy in (0, 200):
+        cores = f"cpu0 0 0 0 {busy} 0 0 0 0\ncpu1 {busy} 0 0 0 0 0 0 0"
+        say(tmp_path, "proc/stat", f"cpu  {busy} 0 0 {busy} 0 0 0 0\n{cores}")
+        found = bench.read()
+    assert measured(found.cpu_busy_share) == 1.0
+
+
 def test_power_is_modelled_from_stated_costs(tmp_path: Path, on: On) -> None:
     bench = on("raspberry-pi-5", tariff=Tariff(idle_w=2.5, joules_per_core_s=1.25))
     bench.read()

@@ -6,7 +6,7 @@ import pytest
 from support.example_settings import GATEWAY_FILE as EXAMPLE
 
 from firstline_core.errors import ConfigError
-from firstline_core.hardware import survey
+from firstline_core.hardware import kernel_files
 from firstline_gateway.settings.load import load
 from firstline_gateway.settings.settings import Execution, Settings
 
@@ -221,6 +221,6 @@ def test_the_key_of_a_webhook_is_next_to_the_configuration(tmp_path: Path) -> No
 def test_a_containers_quota_bounds_the_sessions(
     usable: tuple[float, bool], sessions: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(survey, "usable_cores", lambda _tree: usable)
+    monkeypatch.setattr(kernel_files, "usable_cores", lambda _tree: usable)
     assert Settings().sessions == sessions
     assert Settings(execution=Execution(sessions=3)).sessions == 3
