@@ -16,7 +16,7 @@ from firstline_core.hardware.catalogue import Catalogue
 from firstline_core.hardware.readings import Absent, Reading
 from firstline_core.planning.split import SplitEnvironment, Splits, Stretch, Way, best, stretches, ways
 from firstline_core.profile.profile import Point, PointKey, Profile, of_one_row, sweet_spot
-from firstline_core.profile.summary import DISTURBED
+from firstline_core.profile.summary import disturbances
 from firstline_core.telemetry.wording import counted, rounded
 
 _AS_GOOD = 1.05
@@ -63,7 +63,7 @@ class FullModel(Struct, frozen=True):
     Attributes:
         way: the fastest one over the stated link; None without a bandwidth.
         latency_ms: of that way.
-        escalation_ms: of sending the encoded input, which is what an agent does; None without a bandwidth.
+        escalation_ms: the latency if the encoded input is sent, as an agent does; None without a bandwidth.
         by_bandwidth: all ways that are the fastest at some bandwidth.
     """
 
@@ -162,9 +162,7 @@ def _usable(manifest: Manifest, profile: Profile | None, catalogue: Catalogue | 
             notes.append(f"{key.provider} is ignored: {engine.reason}")
         else:
             usable.append(point)
-    if disturbed := [point.waited_share for point in usable if point.waited_share > DISTURBED]:
-        points = counted(len(disturbed), "point")
-        notes.append(f"{points} waited for a core that other work had, up to {max(disturbed):.0%} of their time.")
+    notes += disturbances(usable)
     measured = {point.key.model_digest for point in usable}
     notes += [f"Variant '{model.id}' was not measured here." for model in manifest.edge if model.digest not in measured]
     return usable
@@ -247,8 +245,7 @@ def _full(
         return FullModel(None, None, None, tuple(stretches(of)))
     way = best(of, link.bytes_per_s)
     sent = next(each for each in of if each.kind == "input")
-    latencies_ms = way.latency_ms(link.bytes_per_s), sent.latency_ms(link.bytes_per_s)
-    return FullModel(way, *latencies_ms, tuple(stretches(of)))
+    return FullModel(way, way.latency_ms(link.bytes_per_s), sent.latency_ms(link.bytes_per_s), tuple(stretches(of)))
 
 
 def plan_lines(plan: Plan) -> list[str]:

@@ -21,6 +21,7 @@ COLUMNS = (
 DISTURBED = 0.05
 """A measurement that waited for a core for a larger share of its time is disturbed by other work."""
 _FEW = 100
+"""With fewer queries, p99 is nearly the slowest one."""
 ACCURACY = "accuracy"
 """Its name among the measured figures of a model, in the manifest."""
 
@@ -64,15 +65,20 @@ def notes(profile: Profile) -> Iterator[str]:
     yield from (f"Energy: {reason}" for reason in sorted(absent))
     if few := [point for point in profile.points if point.query.count < _FEW]:
         yield f"{counted(len(few), 'point')} measured fewer than {_FEW} queries, so p99 is nearly the slowest one."
-    if disturbed := [point for point in profile.points if point.waited_share > DISTURBED]:
-        points, most = counted(len(disturbed), "point"), max(point.waited_share for point in disturbed)
-        yield f"{points} waited for a core that other work had, up to {100 * most:.0f} % of their time."
+    yield from disturbances(profile.points)
     for refused in profile.refused:
         key = refused.key
         yield f"{key.variant}, {key.provider}, {key.describe()}: not measured: {refused.reason}"
     if profile.accuracy:
         energy = ", accuracy and energy" if front(profile.points, profile.accuracy).by_energy else " and accuracy"
         yield f"+ on the Pareto front of latency{energy}, with one sample a query: nothing here is better in all."
+
+
+def disturbances(points: Iterable[Point]) -> Iterator[str]:
+    """Yields a sentence about the points that other work disturbed; nothing if there are none."""
+    if shares := [point.waited_share for point in points if point.waited_share > DISTURBED]:
+        disturbed, most = counted(len(shares), "point"), 100 * max(shares)
+        yield f"{disturbed} waited for a core that other work had, up to {most:.0f} % of their time."
 
 
 def _ordered(profile: Profile) -> list[Point]:
