@@ -185,6 +185,8 @@ async def test_answers_and_events_are_limited_to_the_caller_of_the_request(tmp_p
         assert (unknown.status_code, unknown.json()["code"]) == (404, "unknown_answer")
         misspelt = await house.http.get(f"{path}?fom=v2", headers=camera)
         assert misspelt.status_code == 400 and "did you mean 'form'?" in misspelt.json()["error"]
+        twice = await house.http.get(f"{path}?form=v2&form=short", headers=camera)
+        assert twice.status_code == 400 and "has several values, 'v2' and 'short'" in twice.json()["error"]
         form = await house.http.get(f"{path}?form=long", headers=camera)
         assert (form.status_code, form.json()["code"]) == (400, "invalid_request")
         async with house.http.stream("GET", path, headers=camera) as response:

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
-from firstline_core.errors import FirstlineError, NotReadyError, RequestError, listed
+from firstline_core.errors import FirstlineError, NotReadyError, RequestError
 from firstline_core.file_route import FileRoute, image_of, wants_picture
 from firstline_core.protocol import extensions, http
 from firstline_core.protocol.asgi import (
@@ -28,7 +28,7 @@ from firstline_core.protocol.asgi import (
 from firstline_core.protocol.http import BodyBudget, Reply, last_event_id
 from firstline_core.protocol.oip import Origin, encode_response
 from firstline_core.protocol.openapi import MODEL, VERSION, completed, v2_infer
-from firstline_core.protocol.parameters import VIEW
+from firstline_core.protocol.parameters import VIEW, check_query
 from firstline_core.protocol.tensors import shown
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import InferRequest, InferResponse
@@ -219,11 +219,9 @@ class App:
         """Returns the renderer for the form that the query asks for.
 
         Raises:
-            RequestError: there is no such form, or no such parameter.
+            RequestError: there is no such form, or see `check_query`.
         """
-        known = ("form", *VIEW)
-        if (unknown := next((name for name in request.query if name not in known), None)) is not None:
-            raise RequestError(f"Query parameter {shown(unknown)} is unknown{listed(unknown, known, 'use')}")
+        check_query(request.query, ("form", *VIEW))
         form = request.query.get("form", "short")
         if form not in ("short", "v2"):
             raise RequestError(f"Query parameter 'form' is {shown(form)}; use short or v2.")

@@ -7,7 +7,7 @@ separate parameter.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -76,14 +76,9 @@ def from_query(query: Mapping[str, str]) -> dict[str, object]:
     Unlike in V2, an unknown name is refused, because a misspelt `privacy` must not let an image leave the device.
 
     Raises:
-        RequestError: an unknown name, or several values of a parameter that has one.
+        RequestError: see `check_query`.
     """
-    for name in query:
-        if name not in _QUERY:
-            raise RequestError(f"Query parameter {shown(name)} is unknown{listed(name, _QUERY, 'use')}")
-        if SEVERAL in query[name] and name not in _LISTS:
-            values = " and ".join(map(shown, query[name].split(SEVERAL)))
-            raise RequestError(f"Query parameter '{name}' has several values, {values}; send one.")
+    check_query(query, _QUERY)
     parameters: dict[str, object] = dict(query)
     for name in ("timeout", "priority"):
         number = query.get(name, "")
@@ -91,6 +86,20 @@ def from_query(query: Mapping[str, str]) -> dict[str, object]:
         if number.isascii() and number.isdigit() and len(number) <= 20:
             parameters[name] = min(int(number), _TIMEOUT_MAX_US)
     return parameters
+
+
+def check_query(query: Mapping[str, str], known: Collection[str]) -> None:
+    """Refuses a query with a parameter that is not among the known ones, or with several values where one is meant.
+
+    Raises:
+        RequestError: names the parameter.
+    """
+    for name, value in query.items():
+        if name not in known:
+            raise RequestError(f"Query parameter {shown(name)} is unknown{listed(name, known, 'use')}")
+        if SEVERAL in value and name not in _LISTS:
+            values = " and ".join(map(shown, value.split(SEVERAL)))
+            raise RequestError(f"Query parameter '{name}' has several values, {values}; send one.")
 
 
 def timeout_us(deadline_s: float, now_s: float) -> int:
