@@ -6,10 +6,11 @@ import argparse
 import csv
 import sys
 
+from firstline_core.command_line import EXIT_FAILED
 from firstline_core.errors import ConfigError
 from firstline_edge.audits.samples import Sample, read, table
 from firstline_edge.cli.output import check_has_run, explained_refusal, print_error, print_json
-from firstline_edge.cli.parser import FAILED, OK, load_settings
+from firstline_edge.cli.parser import OK, load_settings
 from firstline_edge.state import StatePaths
 
 
@@ -24,7 +25,7 @@ def command(arguments: argparse.Namespace) -> int:
         chosen = latest_samples(samples, arguments.model, arguments.since)
     except ConfigError as error:
         print_error(f"{path}: {error.message}")
-        return FAILED
+        return EXIT_FAILED
     rows = list(table(chosen))
     if arguments.output == "json":
         print_json({"model": chosen[0].model, "version": chosen[0].version, "rows": rows})

@@ -14,9 +14,10 @@ from importlib import import_module
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
+from firstline_core.command_line import EXIT_FAILED, EXIT_USAGE
 from firstline_edge.cli.findings import Finding, Severity, ok, problem, warning
 from firstline_edge.cli.output import print_error, show
-from firstline_edge.cli.parser import FAILED, OK, USAGE, load_settings
+from firstline_edge.cli.parser import OK, load_settings
 
 if TYPE_CHECKING:
     from firstline_edge.settings.settings import EdgeSettings
@@ -55,8 +56,8 @@ def command(arguments: argparse.Namespace) -> int:
     show(arguments, [asdict(finding) for finding in findings], _lines(findings))
     if invalid:
         print_error(invalid)
-        return USAGE
-    return FAILED if any(finding.severity is Severity.ERROR for finding in findings) else OK
+        return EXIT_USAGE
+    return EXIT_FAILED if any(finding.severity is Severity.ERROR for finding in findings) else OK
 
 
 def _package_dependent_findings(settings: EdgeSettings) -> Iterator[Finding]:

@@ -7,12 +7,13 @@ import json
 from datetime import UTC, datetime
 from typing import Any
 
+from firstline_core.command_line import EXIT_FAILED
 from firstline_core.errors import BudgetExceededError, UnauthorizedError
 from firstline_core.telemetry.decisions import find
 from firstline_core.telemetry.wording import rounded
 from firstline_core.types import HEDGED, Reason, Status, Wait
 from firstline_edge.cli.output import check_has_run, explained_refusal, print_error, show
-from firstline_edge.cli.parser import FAILED, OK, load_settings
+from firstline_edge.cli.parser import OK, load_settings
 from firstline_edge.state import StatePaths
 
 _TIERS = {"cache": "the result cache", "edge": "this device's model", "cloud": "the gateway"}
@@ -45,7 +46,7 @@ def command(arguments: argparse.Namespace) -> int:
             "was local_only (these are never logged), or was refused before it had an id. Take the request_id of "
             "an answer."
         )
-        return FAILED
+        return EXIT_FAILED
     show(arguments, lines, (sentence for line in lines for sentence in describe(line)))
     return OK
 

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from firstline_edge.settings.settings import EdgeSettings
 
 OK = 0
-FAILED = 1
-USAGE = 2
 
 _MAX_COUNT = 1024
 

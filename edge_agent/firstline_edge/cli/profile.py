@@ -12,6 +12,7 @@ import msgspec
 
 from firstline_core.bundle.manifest import MANIFEST_NAME
 from firstline_core.bundle.store import Bundle, open_bundle
+from firstline_core.command_line import EXIT_FAILED
 from firstline_core.errors import ConfigError, listed
 from firstline_core.hardware.kernel_files import read_in_time
 from firstline_core.hardware.readings import NOTHING_READ, Snapshot
@@ -19,7 +20,7 @@ from firstline_core.profile.measure import Gate, measure_profile
 from firstline_core.profile.summary import profile_lines
 from firstline_edge.budgets.from_settings import device_sensors
 from firstline_edge.cli.output import print_progress, show
-from firstline_edge.cli.parser import FAILED, OK, load_settings
+from firstline_edge.cli.parser import OK, load_settings
 from firstline_edge.models.loading import bundle_paths, named_bundles
 from firstline_edge.profiling.gate import CHECK_S, DeviceGate, bounds_of
 from firstline_edge.profiling.profiler import profile_options
@@ -53,7 +54,7 @@ def command(arguments: argparse.Namespace) -> int:
     written = f"Written: {path}. The agent uses it from the next time that it loads the model."
     lines = (*profile_lines(profile), written)
     show(arguments, msgspec.to_builtins(profile), lines)
-    return OK if profile.points else FAILED
+    return OK if profile.points else EXIT_FAILED
 
 
 def _bundle(settings: EdgeSettings, name: str) -> Bundle:

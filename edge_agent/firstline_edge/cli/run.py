@@ -10,11 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
-from firstline_core.command_line import announce, end_now, has_working_thread
+from firstline_core.command_line import EXIT_FAILED, announce, end_now, has_working_thread
 from firstline_core.telemetry import logs, tracing
 from firstline_edge.app import run_agent
 from firstline_edge.cli.output import print_error
-from firstline_edge.cli.parser import FAILED, OK
+from firstline_edge.cli.parser import OK
 from firstline_edge.settings.load import load, load_or_last_good, naming_sources, store_last_good
 
 log = logs.logger(__name__)
@@ -51,7 +51,7 @@ def command(arguments: argparse.Namespace) -> int:
             tracing.close()
     except OSError as error:
         print_error(f"The agent stopped: {error}; `edge-agent doctor` says what this device lacks.")
-        return FAILED
+        return EXIT_FAILED
     return OK
 
 
