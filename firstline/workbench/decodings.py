@@ -324,16 +324,24 @@ def _closeness(ours: Array, theirs: Array) -> NDArray[np.float64]:
 
 
 def _separation(scores: NDArray[np.float64], labels: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Returns for each row the share of the rows of the other label that its score is on the right side of.
+    """Returns for each row the share of the other label's rows that its score is on the right side of, or NaN.
 
     The mean is the AUROC. Anomalies are on the side that makes it 0.5 or more, because no operating score is known yet.
     """
-    known = labels != UNLABELLED
-    pairs = (labels[:, None] != labels) & known[:, None] & known
-    order = np.sign(scores[:, None] - scores) * np.sign(labels[:, None] - labels)
-    with np.errstate(invalid="ignore"):  # a row without a label, or without another label
-        found: NDArray[np.float64] = ((1 + order) / 2 * pairs).sum(axis=1) / pairs.sum(axis=1)
+    anomalous, normal = labels == 1, labels == 0
+    found = np.full(len(scores), np.nan)
+    found[anomalous] = _share_below(scores[anomalous], scores[normal])
+    found[normal] = 1 - _share_below(scores[normal], scores[anomalous])
     return found if _mean(found) >= 0.5 else 1 - found
+
+
+def _share_below(scores: NDArray[np.float64], others: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Returns for each score the share of lower ones among others, (n,); equal ones count half. NaN without others."""
+    if not len(others):
+        return np.full(len(scores), np.nan)
+    ordered = np.sort(others)
+    lower, not_higher = (np.searchsorted(ordered, scores, side) for side in ("left", "right"))
+    return np.asarray((lower + not_higher) / (2 * len(others)), np.float64)
 
 
 def _matched(outputs: Arrays, reference: Arrays, row: int) -> float:

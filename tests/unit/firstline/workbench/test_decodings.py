@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from io import BytesIO
 from pathlib import Path
 
@@ -56,6 +57,17 @@ def test_labels_of_anomalies_judge_the_order_of_scores(sign: int) -> None:
     mixed = similarity(Anomaly(), outputs, {LABEL: np.array([1, 0, 1, 0, -1])})
     np.testing.assert_array_equal(mixed, [1, 0.5, 0.5, 1, np.nan])
     assert np.isnan(similarity(Anomaly(), outputs, {LABEL: np.zeros(5, np.int64)})).all()
+
+
+def test_labels_of_many_anomalies_take_little_memory() -> None:
+    scores = np.arange(2000, dtype=np.float32)
+    outputs, labels = {SCORE: scores, ANOMALOUS: scores > 999}, (scores > 999).astype(np.int64)
+    tracemalloc.start()
+    found = similarity(Anomaly(), outputs, {LABEL: labels})
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert found.tolist() == [1.0] * 2000
+    assert peak_bytes < 1_000_000  # and not those of each pair of rows
 
 
 @pytest.mark.parametrize("known", [True, False])
