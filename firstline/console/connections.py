@@ -22,23 +22,25 @@ class TlsListener(socket.socket):
 
     uvicorn counts a connection only when its handshake has ended, for which asyncio waits a minute.
 
-    Attributes:
+    Args:
+        listening: the socket, which this object takes over.
         connections: uvicorn's, whose handshakes have ended.
     """
 
-    connections: Collection[Any] = ()
-    _begun: tuple[socket.socket, ...] = ()  # oldest first
+    def __init__(self, listening: socket.socket, connections: Collection[Any]) -> None:
+        super().__init__(fileno=listening.detach())
+        self._connections = connections
+        self._begun: list[socket.socket] = []  # handshakes, oldest first
 
     def accept(self) -> tuple[socket.socket, Any]:
         """Accepts a connection; asyncio calls it."""
         accepted, address = super().accept()
-        sockets = [each.transport.get_extra_info("socket") for each in self.connections]
+        sockets = [each.transport.get_extra_info("socket") for each in self._connections]
         ended = {-1, *(each.fileno() for each in sockets if each is not None)}  # -1: it is closed
-        self._begun = (*(each for each in self._begun if each.fileno() not in ended), accepted)
+        self._begun = [*(each for each in self._begun if each.fileno() not in ended), accepted]
         if len(self._begun) > HANDSHAKES:
             with suppress(OSError):  # the client was faster
-                self._begun[0].shutdown(socket.SHUT_RDWR)
-            self._begun = self._begun[1:]
+                self._begun.pop(0).shutdown(socket.SHUT_RDWR)
         return accepted, address
 
 

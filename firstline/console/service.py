@@ -89,8 +89,7 @@ async def _serve(settings: Settings, fleet: Fleet, listening: socket.socket, rea
     )
     server = uvicorn.Server(config)
     if settings.tls_certificate is not None:
-        listening = TlsListener(fileno=listening.detach())
-        listening.connections = server.server_state.connections
+        listening = TlsListener(listening, server.server_state.connections)
     ready(settings.url)
     await server.serve(sockets=[listening])
 

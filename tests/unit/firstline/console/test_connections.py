@@ -41,8 +41,8 @@ async def serving(
         ssl_certfile=tls,
     )
     server = Server(config)
-    with connections.TlsListener(fileno=socket.create_server(("127.0.0.1", 0)).detach()) as listening:
-        listening.connections = server.server_state.connections
+    opened = socket.create_server(("127.0.0.1", 0))
+    with connections.TlsListener(opened, server.server_state.connections) as listening:
         running = asyncio.create_task(server.serve(sockets=[listening]))
         yield listening.getsockname()
         server.should_exit = True
