@@ -2,9 +2,11 @@
 
 import json
 import re
+import socket
 import ssl
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from support.console import console
 from support.yaml_files import read_yaml
 
 from firstline.console.access import HEALTH
+from firstline.console.connections import HANDSHAKES
 from firstline_gateway.identity import ca
 
 CHECKOUT = Path(__file__).parents[2]
@@ -63,3 +66,14 @@ def test_the_console_starts_with_each_deployment_option(options: list[str], plai
         assert entered.status_code == 303 and "Firstline" in client.get(url).text
         assert client.get("/nothing").status_code == 404
     assert (tmp_path / "log").read_text() == ""
+
+
+def test_the_console_ends_the_oldest_handshake(tmp_path: Path) -> None:
+    certificate, key = ca.issue_server(ca.create_authority(ca.new_key(), time.time()), ("127.0.0.1",), time.time())
+    (tmp_path / "tls.pem").write_text(ca.pem_of(certificate) + ca.key_pem(key).decode())
+    tls = [f"--tls-{part}={tmp_path / 'tls.pem'}" for part in ("cert", "key")]
+    with console("http://127.0.0.1:9", "key", tmp_path / "log", "--port=0", *tls) as url, ExitStack() as opened:
+        address = ("127.0.0.1", int(url.rpartition(":")[2]))
+        oldest, *_ = [opened.enter_context(socket.create_connection(address)) for _ in range(HANDSHAKES + 1)]
+        oldest.settimeout(30)  # half of the time that asyncio gives a handshake
+        assert oldest.recv(1) == b""
