@@ -37,7 +37,7 @@ class Client(BaseClient[httpx.Client]):
     Args:
         url: address of the tier; this machine's agent by default.
         token: API key; a gateway requires one, an agent only if it is configured so.
-        timeout_s: the longest that the server may stay silent (seconds).
+        timeout_s: the longest that the server may stay silent (seconds), at most a day.
         ca_file: CA certificate used to verify a gateway with its own certificate authority (`authorities.pem`); by
             default the authorities that this system trusts.
         socket: Unix socket of this machine's agent (its `api.socket`), used instead of the port in `url`.

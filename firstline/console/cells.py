@@ -84,7 +84,7 @@ def plain(row: Row) -> dict[str, Any]:
 
 
 def moment(wall_s: float | None) -> str:
-    """Returns a time in UTC, to the second; "-" for None. A later one than the year 9999 is its last second."""
+    """Returns a time in UTC, to the second; "-" for None, and the last second of 9999 for any later time."""
     return "-" if wall_s is None else datetime.fromtimestamp(min(wall_s, LAST_S), UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 

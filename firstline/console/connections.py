@@ -98,7 +98,7 @@ class Connection(HttpToolsProtocol):
             self.cycle.keep_alive = False
 
     def handle_websocket_upgrade(self) -> None:
-        """Switches to WebSocket; ends the connection if the library refuses the head, which it does without a word."""
+        """Switches to WebSocket; ends the connection if the library ignores the head, as it does if it is wrong."""
         super().handle_websocket_upgrade()
         protocol: Any = self.transport.get_protocol()
         if not protocol.handshake_initiated:

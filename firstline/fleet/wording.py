@@ -53,7 +53,7 @@ def tags(device: FleetDevice) -> str:
 
 
 def tag_change(text: str) -> tuple[str, str | None]:
-    """Reads a typed tag: `site=kiel` sets one, `test-` removes one; returns its key, and None to remove it.
+    """Reads a typed tag: `site=kiel` sets one, `test-` removes one; returns its key and value, or None to remove it.
 
     Raises:
         ConfigError: the text is neither.

@@ -111,10 +111,10 @@ class Evidence:
 
 
 def require_labels(task: Task, truth: Arrays, where: str) -> None:
-    """Refuses rows without a label: their losses are those of any answer, so that no edge answer would do harm.
+    """Refuses rows without a label: all answers have the same loss there, so that no edge answer could do harm.
 
     Raises:
-        ConfigError: there are such rows; names the data by `where`.
+        ConfigError: there are such rows; `where` names the data in the message.
     """
     if absent := int((~task.labelled(truth)).sum()):
         raise ConfigError(

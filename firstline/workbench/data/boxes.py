@@ -114,7 +114,7 @@ class CocoBoxes:
         if all(stated) and stated != size:
             raise ConfigError(
                 f"{self.path} states {stated[0]:g}x{stated[1]:g} pixels for '{file}', but the upright image has "
-                f"{size[0]}x{size[1]}; give the image whose pixels the boxes count."
+                f"{size[0]}x{size[1]}; give the image on which the boxes were drawn."
             )
         found = self._annotations.get(file, [])
         for annotation in found:

@@ -27,12 +27,12 @@ def read_mask(file: Path, image: tuple[int, int], size: tuple[int, int], classes
 
     Args:
         file: greyscale of eight bits or one bit, or with a palette; an absent file is an image without labels.
-        image: width and height of the upright image; a mask may be smaller or larger.
+        image: width and height of the upright image; a mask may be smaller or larger in the same proportions.
         size: width and height of the result.
         classes: number of classes; `IGNORED` is valid too.
 
     Raises:
-        ConfigError: the file cannot be read, is not a mask, has other sides than the image, or has another class.
+        ConfigError: the file cannot be read, is not a mask, has other proportions than the image, or has another class.
     """
     from PIL import Image
 
@@ -47,7 +47,7 @@ def read_mask(file: Path, image: tuple[int, int], size: tuple[int, int], classes
                 raise ConfigError(
                     f"{file} has the mode {opened.mode}; a mask has one class of eight bits for each pixel."
                 )
-            if opened.mode == "L" and header.bits < 8:  # which are brightness: class 1 of four bits is read as 17
+            if opened.mode == "L" and header.bits < 8:  # Pillow scales to 0..255: 1 is read as 17
                 raise ConfigError(
                     f"{file} has greyscale of {header.bits} bits; save it with eight bits for each pixel."
                 )
@@ -57,7 +57,7 @@ def read_mask(file: Path, image: tuple[int, int], size: tuple[int, int], classes
     except (OSError, ValueError, SyntaxError, EOFError, MemoryError) as error:
         raise ConfigError(f"{file} cannot be read as a PNG file ({error}); save it as PNG again.") from error
     height, width = mask.shape
-    if abs(width * image[1] - height * image[0]) > max(image):  # further than sides rounded to whole pixels
+    if abs(width * image[1] - height * image[0]) > max(image):  # more than rounding to pixels
         raise ConfigError(
             f"{file} has {width}x{height} pixels, but its upright image {image[0]}x{image[1]}; save a mask of the "
             "image's size and orientation."

@@ -379,7 +379,7 @@ def _measure(
     decode: Decode | None,
     steps: Sequence[ImageStep],
     later_bytes: int,
-    encoded_bytes: int = 0,
+    encoded_bytes: int,
 ) -> image_header.MeasuredImage:
     """Estimates the memory that is held while one image is processed.
 
