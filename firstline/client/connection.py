@@ -140,14 +140,14 @@ def base_url(url: str) -> httpx.URL:
         raise ConfigError(
             f"'{url}' is not a URL ({error}); write https://HOST:PORT, or http:// without TLS."
         ) from error
-    if parsed.scheme not in ("http", "https") or not parsed.host or parsed.query or parsed.fragment:
-        raise ConfigError(f"'{url}' is not the URL of a server; write https://HOST:PORT, or http:// without TLS.")
     if parsed.userinfo:
         place = f"{parsed.scheme}://...@{parsed.netloc.decode()}"  # not with the password
         raise ConfigError(
             f"'{place}' has a user or a password; write {parsed.scheme}://HOST:PORT only, and give the API "
             "key in its file, or as `token` in Python."
         )
+    if parsed.scheme not in ("http", "https") or not parsed.host or parsed.query or parsed.fragment:
+        raise ConfigError(f"'{url}' is not the URL of a server; write https://HOST:PORT, or http:// without TLS.")
     if parsed.port is not None and not 1 <= parsed.port <= _LAST_PORT:
         raise ConfigError(f"'{url}' has port {parsed.port}; use 1 to {_LAST_PORT}.")
     return parsed

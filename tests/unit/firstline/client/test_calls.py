@@ -362,6 +362,13 @@ def test_invalid_url_is_refused(url: str) -> None:
         connection.base_url(url)
 
 
+@pytest.mark.parametrize("url", ["https://me:secret@host", "https://me:secret@host?b=1", "https://me:secret@host#b"])
+def test_refused_url_is_shown_without_its_password(url: str) -> None:
+    with pytest.raises(errors.ConfigError, match="has a user or a password") as refused:
+        connection.base_url(url)
+    assert "secret" not in refused.value.message
+
+
 @pytest.mark.parametrize("timeout_s", [0, -1.0, math.nan, math.inf, 1e20, None, "3"])
 def test_a_timeout_that_no_socket_takes_is_refused(timeout_s: Any) -> None:
     with pytest.raises(errors.ConfigError, match=r"timeout_s is .*above 0 and at most 86400 s"):
