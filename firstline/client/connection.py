@@ -238,8 +238,14 @@ def _decompressed(response: httpx.Response, body: bytes) -> httpx.Response:
     )
 
 
-def link_error(error: httpx.HTTPError, url: str) -> FirstlineError:
-    """Returns an httpx error as a Firstline error."""
+def link_error(error: httpx.HTTPError, url: str, *, use_environment: bool = True) -> FirstlineError:
+    """Returns an httpx error as a Firstline error.
+
+    Args:
+        error: of a request.
+        url: of the server, or its Unix socket.
+        use_environment: whether the client uses the environment's proxies.
+    """
     reason = connection_fault(error, url)
     if isinstance(error, httpx.TimeoutException) and not isinstance(error, httpx.ConnectTimeout):
         return RemoteTimeoutError(f"{url} did not answer in time; raise timeout_s, or ask for less.")
@@ -249,7 +255,7 @@ def link_error(error: httpx.HTTPError, url: str) -> FirstlineError:
         return LinkDownError(message)
     if "name it with" in reason:
         return LinkDownError(f"{url} cannot be used: {reason}.")
-    if proxy := "" if url.startswith("unix:") else environment_proxy(url):
+    if use_environment and not url.startswith("unix:") and (proxy := environment_proxy(url)):
         return LinkDownError(
             f"{url} cannot be reached through the proxy {httpx.URL(proxy).netloc.decode()}: {reason}. Correct the "
             "variables of the proxy, or exclude the server in NO_PROXY."

@@ -91,7 +91,7 @@ class Api:
             with self._client.stream(method, path, content=content, params=given, headers=headers) as response:
                 body = read_limited(response.iter_bytes(), _ANSWER_BYTES)
         except httpx.HTTPError as error:
-            raise connection.link_error(error, self._url) from error
+            raise connection.link_error(error, self._url, use_environment=False) from error
         if len(body) > _ANSWER_BYTES:
             raise ProtocolError(
                 f"{self._url} does not answer as a Firstline gateway: the answer to {path} has more than "
@@ -127,7 +127,7 @@ class Api:
                     raise error_from(reply.status_code, refusal, reply.headers)
                 yield reply
         except httpx.HTTPError as error:
-            raise connection.link_error(error, self._url) from error
+            raise connection.link_error(error, self._url, use_environment=False) from error
 
 
 def read_limited(parts: Iterable[bytes], limit_bytes: int) -> bytes:

@@ -1,14 +1,14 @@
-"""The client of a gateway's API reads answers of a limited size."""
+"""The client of a gateway's API reads answers of a limited size, and uses no proxy."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 import httpx
 import pytest
 
 from firstline.fleet import api
 from firstline.fleet.client import Fleet
-from firstline_core.errors import FirstlineError, ProtocolError
+from firstline_core.errors import FirstlineError, LinkDownError, ProtocolError
 
 
 @contextmanager
@@ -46,3 +46,13 @@ def test_an_error_within_the_limit_is_read() -> None:
         with pytest.raises(FirstlineError) as raised:
             fleet.braked()
         assert raised.value.code == "store_unavailable"
+
+
+def test_no_proxy_is_named_because_none_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: httpx.Request) -> httpx.Response:
+        raise httpx.ConnectError("refused")
+
+    monkeypatch.setenv("http_proxy", "socks5://proxy.example:1080")  # which a client that uses it would refuse
+    client = httpx.Client(transport=httpx.MockTransport(refuse), base_url="http://gateway.example")
+    with closing(client), pytest.raises(LinkDownError, match=r"gateway\.example cannot be reached: refused\. Start"):
+        Fleet(client).braked()
