@@ -111,14 +111,14 @@ def preprocessed_rows(
     limit: int | None = None,
     place: Path | None = None,
 ) -> Array:
-    """Returns the preprocessed images, (n, ...), at most `limit` of them, spread evenly.
+    """Returns the first input of a model for the rows of a dataset, (n, ...), at most `limit` of them, spread evenly.
 
     Args:
         model: whose preprocessing is used.
-        dataset: at least one image.
+        dataset: at least one row.
         inputs: of the bundle.
         limit: None for all.
-        place: file that is mapped instead of holding the rows in memory; texts are held.
+        place: file that is mapped instead of holding the rows in memory; rows of texts are held nevertheless.
 
     Raises:
         ConfigError: the bundle takes no encoded images, an image does not fit, or the rows have different sizes.
@@ -239,7 +239,7 @@ def measured_costs(
     Args:
         bundle: has the files.
         models: each once.
-        dataset: source of a few images.
+        dataset: its first row is the input.
         options: how the models run.
     """
     with ExitStack() as stack:

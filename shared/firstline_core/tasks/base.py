@@ -260,7 +260,7 @@ class Task:
         return int(self.features(outputs, evidence).shape[1])
 
     def labelled(self, truth: Arrays) -> NDArray[np.bool_]:
-        """Returns which rows have a label, (n,); by default, labels are absent as `labelled_rows` says."""
+        """Returns which rows have a label, (n,); by default, see `labelled_rows`."""
         return labelled_rows(truth)
 
     @property
