@@ -250,12 +250,12 @@ async def test_silent_database_blocks_no_thread(
 async def test_gateway_stops_while_its_database_is_silent(
     postgresql: PostgreSql, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store_module, "PATIENCE_S", 0.3)
     async with ChaosProxy(postgresql.port) as network:
         url = postgresql.new_database().replace(f":{postgresql.port}/", f":{network.port}/")
         overrides = {"auth.mode": "off", "models.directory": str(DIGITS), "store.url": url}
         gateway = await asyncio.to_thread(open_gateway, load(None, overrides=overrides))
         await gateway.start()
+        monkeypatch.setattr(store_module, "PATIENCE_S", 0.3)
         await network.become(Network(stalled=True))
         await until(lambda: store_up(gateway) == 0)
         async with asyncio.timeout(15):
