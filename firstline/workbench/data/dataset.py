@@ -298,7 +298,7 @@ class Dataset:
             return None
         cells = [_text(self._column(self.label_column)[sample.row]) for sample in self.samples]
         numbers = {cell: number for number, cell in enumerate(dict.fromkeys(cells))}
-        numbers |= dict.fromkeys(("", str(UNLABELLED), "nan"), UNLABELLED)
+        numbers |= dict.fromkeys(("", "-1", "-1.0", "nan"), UNLABELLED)
         return np.array([numbers[cell] for cell in cells], np.int64)
 
     def _folder_labels(self, labels: Sequence[str], unique: Sequence[str]) -> Array | None:

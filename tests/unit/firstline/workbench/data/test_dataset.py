@@ -205,8 +205,10 @@ def test_rows_of_a_gallery_share_labels(tmp_path: Path) -> None:
 
 
 def test_labels_without_a_gallery_are_those_of_the_data(tmp_path: Path) -> None:
-    found = open_dataset(_folder(tmp_path, "file,label\na.png,ann\nb.png,bob\nc.png,-1\nd.png,ann\ne.png,\n", {}))
-    assert found.required_truth(Embedding(size=4, tolerance=0.1))[LABEL].tolist() == [0, 1, -1, 0, -1]
+    found = open_dataset(
+        _folder(tmp_path, "file,label\na.png,ann\nb.png,bob\nc.png,-1\nd.png,ann\ne.png,\nf.png,-1.0\n", {})
+    )
+    assert found.required_truth(Embedding(size=4, tolerance=0.1))[LABEL].tolist() == [0, 1, -1, 0, -1, -1]
 
 
 def test_column_of_names_alone_labels_the_data(tmp_path: Path) -> None:
