@@ -89,10 +89,11 @@ def test_the_device_stores_the_profile_in_its_state_directory(
 ) -> None:
     said = "two" if by == "name" else str(folder / "bundle")
     there = ["--set", f"agent.state_dir={folder / 'state'}", "--set", f'models.directories=["{folder / "bundle"}"]']
-    monkeypatch.setattr(
-        sys, "argv", ["edge-agent", "profile", "create", said, *there, "--threads", "1", "--batches", "1"]
-    )
+    own_threads = ["--set", "models.threads=3"]
+    monkeypatch.setattr(sys, "argv", ["edge-agent", "profile", "create", said, *there, *own_threads, "--batches", "1"])
     assert edge_agent() == 0
+    found = read_profile(folder / "state/profiles/two.json")
+    assert found is not None and 3 in {point.key.threads for point in found.points}
     assert f"Written: {folder}/state/profiles/two.json" in capsys.readouterr().out
 
 
