@@ -93,7 +93,7 @@ def test_operations_share_a_commit(store: Store, writer: Writer) -> None:
 
 
 def test_a_slow_group_takes_several_commits(store: Store, writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another process waits only for as long as one of them for a row that they have in common."""
+    """Another process waits for a row that both write no longer than one of them takes."""
     seconds = itertools.count()
     monkeypatch.setattr(time, "monotonic", lambda: next(seconds) / 4)  # an operation takes a quarter of a second
     with one_group(writer):

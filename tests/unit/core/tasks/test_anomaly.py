@@ -71,7 +71,7 @@ def test_figures_of_rows_and_events() -> None:
         "delay_s",
         "false_alarms_per_day",
     }
-    alternating = np.array([0, 10, 1, 11, *range(2, 10)])  # sensors whose readings are in one order of time
+    alternating = np.array([0, 10, 1, 11, *range(2, 10)])  # two recordings alternate in the data
     assert TASK.summary(
         decisions(*np.array(said)[alternating]), {}, {name: array[alternating] for name, array in truth.items()}
     ) == pytest.approx(found)

@@ -142,12 +142,12 @@ def test_a_stored_state_is_read_and_damage_is_detected(tmp_path: Path, content: 
     assert read_stored(path, Desired, "desired state") is None
 
 
-VALID_CERTIFICATES = SimpleNamespace(of=lambda _: VALID, alarm_of=lambda _: None)
-
-
 def test_a_control_group_limits_the_memory_for_models(tmp_path: Path) -> None:
     with board("virtual-machine", tmp_path / "machine") as root:
         assert device_hardware(tmp_path, tree=Tree(root)).memory_mb == 512
+
+
+VALID_CERTIFICATES = SimpleNamespace(of=lambda _: VALID, alarm_of=lambda _: None)
 
 
 async def test_rows_are_counted_by_the_tier_of_the_final_answer() -> None:

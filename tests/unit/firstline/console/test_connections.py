@@ -176,7 +176,7 @@ UPGRADE = b"Connection: Upgrade\r\nUpgrade: %b\r\n"
 
 
 async def test_body_after_another_protocol_is_no_request() -> None:
-    """A proxy that passes on `Upgrade` would take a second answer for that to another person's request."""
+    """A proxy that passes on `Upgrade` would pass a second answer to another person."""
     async with serving() as address:
         reader, writer = await asyncio.open_connection(*address)
         writer.write(b"POST / HTTP/1.1\r\nHost: a\r\n%bContent-Length: %d\r\n\r\n" % (UPGRADE % b"h2c", len(ASKED)))

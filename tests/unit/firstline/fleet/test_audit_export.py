@@ -79,7 +79,7 @@ def test_a_forged_export_is_refused_by_a_head_saved_earlier(tmp_path: Path) -> N
 
 
 def test_a_log_without_its_end_is_refused(tmp_path: Path) -> None:
-    """Who controls the gateway can sign what is left."""
+    """An attacker who controls the gateway can sign the remaining entries."""
     whole, file = head(log()), tmp_path / "log.jsonl"
     entries = log()[:4]
     write_export(file, entries, head(entries))

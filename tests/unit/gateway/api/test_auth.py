@@ -77,7 +77,7 @@ async def test_every_caller_is_served_without_authentication(identity: IdentityS
 
 @pytest.mark.parametrize("identity", ["off"], indirect=True)
 async def test_pages_from_elsewhere_are_refused_without_authentication(identity: IdentityService) -> None:
-    """A browser on this machine sends what they say, with the page's name or its origin."""
+    """A browser on this machine sends their requests, with the page's name as Host or with its Origin."""
     for headers in ({"Host": "evil.example"}, {"Host": "127.0.0.1", "Origin": "https://evil.example"}):
         with pytest.raises(RequestError, match=r"evil\.example"):
             await authorize(identity, connection(headers), "fleet")

@@ -149,7 +149,7 @@ def test_mapped_rows_use_little_memory(tmp_path: Path) -> None:
 
 
 def test_texts_are_not_mapped(tmp_path: Path) -> None:
-    """A mapping of texts would have the addresses of what is gone."""
+    """A mapped file would hold the addresses of strings that no longer exist."""
     bundle = table_bundle(tmp_path / "bundle")
     full = bundle.manifest.full
     assert full is not None
