@@ -165,6 +165,13 @@ async def test_a_refusal_is_a_problem_document(operator: httpx.AsyncClient) -> N
         assert said["detail"].endswith(".") and "Traceback" not in said["detail"]
 
 
+async def test_only_known_callers_learn_of_unknown_query_parameters(operator: httpx.AsyncClient) -> None:
+    path = "/fleet/v1/devices?limt=3"
+    refused = await operator.get(path)
+    assert refused.status_code == 400 and "did you mean 'limit'?" in refused.json()["detail"]
+    assert (await operator.get(path, headers={"Authorization": "Bearer wrong"})).status_code == 401
+
+
 async def test_a_fleet_refusal_names_the_scheme_of_keys(operator: httpx.AsyncClient) -> None:
     refused = await operator.get("/fleet/v1/devices", headers={"Authorization": "Bearer wrong"})
     assert (refused.status_code, refused.headers["www-authenticate"]) == (401, "Bearer")
