@@ -12,7 +12,6 @@ from firstline_core.adaptation.guards import GuardVerdict
 from firstline_core.adaptation.ladder import EnergyPrices, Rung, choose_rung
 from firstline_core.clock import Clock
 from firstline_core.hardware.readings import Snapshot
-from firstline_core.runtime.base import runs_on_loop
 from firstline_core.telemetry.wording import rounded
 from firstline_core.types import InferRequest, Privacy, Route
 from firstline_edge.cloud.client import CloudClient
@@ -115,7 +114,8 @@ class BundleVariants:
         shed_reason = _reason(position.verdict) if position.shedding else ""
         edges = [device_model.edge for device_model in usable if device_model.edge is not None]
         workers, runs_ms = edges[0].workers, [edge.sure_ms(request, rows) for edge in edges]
-        waits_ms = [0.0 if runs_on_loop(run_ms / 1000) else 1000 * workers.wait_s for run_ms in runs_ms]
+        wait_ms = 1000 * workers.wait_s
+        waits_ms = [0.0 if edge.quick(edge.shortest_ms(request, rows)) else wait_ms for edge in edges]
         best_ms = waits_ms[0] + runs_ms[0]
         prices = self._prices(usable, escalation_mj)
         chosen = choose_rung(runs_ms, workers.busy, waits_ms, left_ms, link_ms, prices=prices)
