@@ -205,7 +205,11 @@ def _add_hardware_commands(commands: Commands) -> None:
     )
     profile.add_argument("model", metavar="MODEL|BUNDLE", help="a name below models.directories, or a bundle's folder")
     profile.add_argument(
-        "--threads", type=_parse_counts, default=(), metavar="N,...", help="of a run; default: 1, all cores"
+        "--threads",
+        type=_parse_counts,
+        default=(),
+        metavar="N,...",
+        help="of a run; default: 1, all cores, and models.threads",
     )
     profile.add_argument(
         "--batches", type=_parse_sizes, default=(), metavar="N,...", help="rows of a query; default: 1,4,16"

@@ -107,7 +107,7 @@ class ProfileOptions:
 
     Args:
         threads: threads of a run; empty for 1, all cores, and `own_threads`.
-        own_threads: with which the models run here otherwise.
+        own_threads: threads of a run in the agent of this machine, as its settings state.
         batches: rows of a query; empty for 1, 4 and 16, or for 1 and 8 if it is quick.
         providers: ONNX Runtime's, each by itself; TFLite models run with their interpreter only.
         variants: ids of models; empty for all, the full model included.
