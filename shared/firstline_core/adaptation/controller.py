@@ -7,7 +7,7 @@ Hysteresis has two parts. Stepping up needs room on every guard for `dwell_s` wi
 to be reverted soon is retried after twice the previous time, as a circuit breaker probes a link.
 
 Below the last rung the device sheds: it computes nothing, and requests that miss the cache go to the gateway or are
-refused. It sheds only after `settle_s` on the last rung, and until no guard has asked for it for `dwell_s`.
+refused. It sheds only after `settle_s` on the last rung. Shedding ends when no guard has asked for it for `dwell_s`.
 """
 
 from __future__ import annotations
