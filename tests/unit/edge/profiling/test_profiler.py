@@ -4,8 +4,10 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
+from support.agent import edge_settings
 from support.profiles import profile
 from support.waiting import until
 
@@ -13,7 +15,7 @@ from firstline_core.clock import SimulatedClock
 from firstline_core.errors import ConfigError, ConflictError, FirstlineError, LinkDownError
 from firstline_core.fleet.twin import DesiredProfile, ProfilingState
 from firstline_core.profile.profile import Profile
-from firstline_edge.profiling.profiler import Profiler
+from firstline_edge.profiling.profiler import Profiler, profile_options
 
 ONE, TWO = DesiredProfile("one", id="1"), DesiredProfile("two", id="2")
 DONE, REFUSED, WAITING, MEASURING, UPLOADING = (
@@ -90,6 +92,13 @@ class Device:
 @pytest.fixture
 def device() -> Device:
     return Device()
+
+
+def test_the_settings_of_a_device_decide_how_it_measures(tmp_path: Path) -> None:
+    stated = {"models__threads": 3, "costs__joules_per_core_second": 1.5, "hardware__power_rails": ("VDD_IN",)}
+    options = profile_options(edge_settings(tmp_path, **stated))
+    assert (options.own_threads, options.joules_per_core_s, options.power_rails) == (3, 1.5, ("VDD_IN",))
+    assert options.variants == options.threads == ()
 
 
 async def test_requests_are_measured_once_in_order(device: Device) -> None:
