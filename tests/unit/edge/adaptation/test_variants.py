@@ -209,6 +209,7 @@ async def test_cache_entries_belong_to_one_variant(device: Device) -> None:
 async def test_short_memory_unloads_better_variants_until_it_recovers(device: Device) -> None:
     device.feels(left_bytes=40e6)
     assert device.loaded == ["small"]
+    assert device.variants.best_row_ms > device.variants.rungs[-1].row_ms, "an update must not be slower than large"
     assert await device.variant() == "small"
     device.feels(left_bytes=4 * GB, for_s=60)
 
