@@ -42,11 +42,12 @@ def create_app(routers: Iterable[APIRouter], on_error: Callable[[FirstlineError]
         routers: the routes of the control plane.
         on_error: called for each unexpected failure.
     """
+    # Undocumented names: router dependencies would run before those that authenticate.
     refusal = get_dependant(path="", call=_refuse_unknown_parameters)
     routes = [route for router in routers for route in router.routes]
     for route in routes:
         if isinstance(route, APIRoute):
-            route.dependant.dependencies.insert(len(route.dependencies), refusal)  # after those that authenticate
+            route.dependant.dependencies.insert(len(route.dependencies), refusal)
     app = FastAPI(
         title="Firstline gateway",
         version=__version__,
