@@ -347,6 +347,7 @@ def test_a_retry_before_a_stage_begins_keeps_its_devices() -> None:
     fleet.command(Command.RETRY)
     fleet.advance()
     assert fleet.states() == {S.DONE: 1, S.OFFERED: 3}
+    assert not fleet.assignments[failed].reachable  # chance did not put it into this stage
 
 
 @pytest.mark.parametrize("command", [Command.ABORT, Command.ROLLBACK])
