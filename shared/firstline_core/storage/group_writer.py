@@ -180,7 +180,7 @@ class GroupWriter(Generic[Transaction]):
         return outcomes + self._commit(later)
 
     def _results(self, transaction: Transaction, group: list[_Work]) -> list[Any]:
-        """Returns the results of the first operations of a group, as many as fit into the time of a transaction."""
+        """Runs operations of a group until the time of a transaction has passed, and returns their results."""
         results = list[Any]()
         ends_s = time.monotonic() + _GROUP_LIMIT_S
         for work in group:
