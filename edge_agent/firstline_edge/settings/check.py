@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 _PORT = re.compile(r"https?://[^/@]*:(\d{1,9})(?:/.*)?")
 _LAST_PORT = 65535
-LOOPBACK_NAMES = ("127.0.0.1", "localhost", "::1")
 
 
 def check(settings: EdgeSettings) -> None:
@@ -26,7 +25,7 @@ def check(settings: EdgeSettings) -> None:
         ConfigError: an address or origins open to all without tokens, a threshold that is not a number, a link without
             an address, a certificate without TLS, or a policy by price without prices.
     """
-    if settings.api.host not in LOOPBACK_NAMES and not settings.api.token_file:
+    if not is_loopback(settings.api.host) and not settings.api.token_file:
         raise ConfigError(
             f"api.host is {settings.api.host}, which others can reach, but api.token_file is empty; "
             "name a file of NAME:TOKEN lines, or listen on 127.0.0.1."
