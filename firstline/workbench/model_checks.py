@@ -31,6 +31,7 @@ from firstline_core.processing.steps import (
 )
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.tasks.classification import Classification
+from firstline_core.tasks.regression import SPREAD
 from firstline_core.types import PROBABILITIES, Array, Arrays, TensorSpec, row_count
 
 _TRIAL_ROWS = 4
@@ -123,8 +124,14 @@ def _check_outputs(loaded: LoadedModel, inputs: Arrays | None, source: Path, war
 
 def _check_answers(loaded: LoadedModel, rows: Arrays, source: Path, warn: Callable[[str], None]) -> None:
     if not isinstance(loaded.task, Classification):
-        if problem := loaded.declared.fault(loaded.compute(rows).outputs):
+        found = loaded.compute(rows)
+        if problem := loaded.declared.fault(found.outputs):
             raise ConfigError(f"a trial run gives {problem}; correct the labels or the postprocessing.")
+        if not found.evidence.get(SPREAD, np.ones(1)).all():
+            warn(
+                f"{source.name}: a trial run gives a spread of 0 or less, with which an answer looks certain. If the "
+                "output holds logarithms, such as log variances, export the model with their exponential."
+            )
         return
     raw = loaded.runtime.run(loaded.feeds(rows))[loaded.output_names[0]].reshape(row_count(rows), -1)
     outputs = loaded.compute(rows).outputs

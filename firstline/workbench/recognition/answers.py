@@ -14,7 +14,7 @@ from firstline.workbench.recognition.outputs import Output
 from firstline.workbench.recognition.reading import GUESS, LIKELY, SURE, Choice, Reading, choice, escaped
 
 _KINDS = {"image": "", "audio": "audio ", "text": "text ", "tensor": "table "}
-_SPREAD = r"spread|scale|sigma|std|deviation|uncertainty|error"
+_SPREAD = r"(?<!log)(?<!log_)(spread|scale|sigma|std|deviation|uncertainty|error)"
 _CLASSES = r"logit|prob|class|softmax|predict"
 _SCORE = r"anomal|outlier|novel|score"
 _REGRESSORS = {"LinearRegressor", "TreeEnsembleRegressor", "SVMRegressor"}
@@ -162,9 +162,8 @@ def regression(file: ModelFile, start: Start, outputs: Sequence[Output]) -> Iter
 
 def anomaly(file: ModelFile, start: Start, outputs: Sequence[Output]) -> Iterator[Reading]:
     """Yields anomaly models: a score for each row, or a reconstruction of the input."""
-    sizes = [feed.spec.shape[1:] for feed in start.inputs.columns]
     real = [output for output in outputs if output.real]
-    rebuilt = [output for output in real if sizes == [output.shape] and math.prod(output.shape) > 1]
+    rebuilt = [output for output in real if start.shapes == [output.shape] and math.prod(output.shape) > 1]
     single = [output for output in _flat(real) if math.prod(output.shape) == 1]
     scores = [output for output in single if re.search(_SCORE, output.name.lower())]
     found = rebuilt or scores or (single if start.near.truth.kind == "classes" else [])
@@ -196,6 +195,7 @@ def segmentation(file: ModelFile, start: Start, outputs: Sequence[Output]) -> It
     if len(maps) > 1 or len(scores) > 1 or not maps + scores:
         return
     decoder, classes, output = "", 0, maps[0].name if maps else ""
+    sure = SURE if maps else LIKELY
     if scores:
         first = scores[0].shape[0] <= min(scores[0].shape[1:])
         classes = scores[0].shape[0 if first else 2]
@@ -208,13 +208,15 @@ def segmentation(file: ModelFile, start: Start, outputs: Sequence[Output]) -> It
             summed = None if scores[0].values is None else scores[0].values.sum(axis=0 if first else -1)
             probable = summed is not None and bool(np.allclose(summed, 1, atol=0.1))
             decoder = f"{'' if probable else 'softmax,'}argmax{':NCHW' if first else ''}"
+            if start.shapes == [scores[0].shape] and not probable and classes not in start.near.label_counts:
+                sure = GUESS  # an autoencoder's output is alike
     tensorflow = file.runtime == "tflite"
     geometries = ("corner", "squash", "center") if tensorflow else ("squash", "corner", "center")
     scalings = ("symmetric", "unit", "bytes", "imagenet") if tensorflow else ("imagenet", "unit", "symmetric", "bytes")
     yield start.reading(
         "segmentation",
         "segmentation",
-        SURE if maps or classes == len(file.labels) or classes in (19, 21) else LIKELY,
+        SURE if classes == len(file.labels) or classes in (19, 21) else sure,
         decoder=decoder,
         output=output,
         classes=classes,

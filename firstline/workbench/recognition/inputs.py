@@ -35,6 +35,15 @@ class Start(NamedTuple):
     inputs: Reading
     near: Surroundings
 
+    @property
+    def shapes(self) -> list[tuple[int, ...]]:
+        """Returns the shape of each input of pixels or numbers, without the axis of rows."""
+        if self.inputs.size is None:
+            return [feed.spec.shape[1:] for feed in self.inputs.columns]
+        width, height = self.inputs.size
+        channels = 1 if self.inputs.mode == "L" else 3
+        return [(channels, height, width) if self.inputs.channels_first else (height, width, channels)]
+
     def reading(
         self, family: str, task: str, sure: float, choices: Sequence[Choice], assumptions: Sequence[str], **fields: Any
     ) -> Reading:

@@ -235,6 +235,11 @@ def _reconstruction(output: Array, rows: Arrays) -> NDArray[np.float64]:
         raise InferenceError(
             f"The step reconstruction compares the output {list(output.shape)} with an input; none fits."
         )
+    if sorted(output.shape) == sorted(inputs[0].shape) and output.shape != inputs[0].shape:
+        raise InferenceError(
+            f"The step reconstruction compares the output {list(output.shape)} with the input "
+            f"{list(inputs[0].shape)}; export the model with both in one layout."
+        )
     return np.abs(output.reshape(len(output), -1).astype(np.float64) - inputs[0].reshape(len(output), -1))
 
 

@@ -135,6 +135,14 @@ def test_an_autoencoder_is_compared_with_its_input(of: Any, expected: list[float
         compiled(Reconstruction(of), Threshold(1)).run({"y": np.zeros((2, 9), np.float32)}, rows)
 
 
+def test_a_reconstruction_in_another_layout_is_refused() -> None:
+    rows, output = {"x": np.zeros((2, 3, 8, 8))}, {"y": np.zeros((2, 8, 8, 3), np.float32)}
+    with pytest.raises(InferenceError, match="both in one layout"):
+        compiled(Reconstruction(), Threshold(1)).run(output, rows)
+    flat = {"y": np.zeros((2, 192), np.float32)}
+    assert not compiled(Reconstruction(), Threshold(1)).run(flat, rows).outputs[SCORE].any()
+
+
 @pytest.mark.parametrize(
     ("step", "expected"),
     [

@@ -5,7 +5,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from onnx import helper
 
+from bench.support.onnx_models import float_graph
 from firstline.workbench.bundle import create_bundle
 from firstline.workbench.inspect import verify
 from firstline.workbench.spec import BundleSpec, ModelSpec, PolicySpec, read_labels
@@ -14,6 +16,7 @@ from firstline_core.bundle.manifest import MANIFEST_NAME, encode_manifest
 from firstline_core.bundle.store import open_bundle
 from firstline_core.errors import ConfigError
 from firstline_core.processing.steps import ModelInput
+from firstline_core.tasks.regression import Regression
 
 _DIGITS = Path(__file__).parents[4] / "models/digits"
 _INT8 = _DIGITS / "artefacts/edge_int8.tflite"  # holds 0 to 1
@@ -99,3 +102,15 @@ def test_real_models_fit_their_ranges(shared_data: Path, tmp_path: Path, file: s
         warnings.append(error.message)
     [sentence] = warnings
     assert re.search(message, sentence)
+
+
+@pytest.mark.parametrize("size", ["Neg", "Exp"])
+def test_a_negative_spread_gives_a_warning(tmp_path: Path, size: str) -> None:
+    nodes = [helper.make_node("Identity", ["x"], ["value"]), helper.make_node(size, ["x"], ["spread"])]
+    shapes = {"x": ["n", 1]}, {"value": ["n", 1], "spread": ["n", 1]}
+    path, warnings = float_graph(tmp_path / "model.onnx", nodes, *shapes), list[str]()
+    edge = ModelSpec(path, postprocess=parse_postprocess("spread:spread"), output="value")
+    policy = PolicySpec(score="within", threshold=0.5)
+    spec = BundleSpec("price", 1, (), (edge,), policy=policy, configured=Regression(absolute=1))
+    create_bundle(spec, tmp_path / "out", warn=warnings.append)
+    assert ["export the model with their exponential" in sentence for sentence in warnings] == [True] * (size != "Exp")

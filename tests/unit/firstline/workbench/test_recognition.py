@@ -259,6 +259,38 @@ def test_a_segmentation_is_recognised(tmp_path: Path, outputs: Any, postprocess:
 
 
 @pytest.mark.parametrize(
+    ("shape", "first"),
+    [
+        ((1, 3, SIDE, SIDE), "autoencoder"),
+        ((1, SIDE, SIDE, 3), "autoencoder"),
+        ((1, 1, SIDE, SIDE), "autoencoder"),
+        ((1, 4, SIDE, SIDE), "segmentation"),
+    ],
+)
+def test_an_output_like_the_image_is_its_reconstruction(tmp_path: Path, shape: tuple[int, ...], first: str) -> None:
+    taken = shape if first == "autoencoder" else (1, 3, SIDE, SIDE)
+    path = detector_graphs.constant_outputs(
+        tmp_path / "model.onnx", {"output": np.ones(shape, np.float32)}, shape=taken
+    )
+    picture = PICTURE.convert("L") if taken[1] == 1 else PICTURE
+    described = read_model_file(path)
+    raw = trial_outputs(path, described, picture)
+    for truth in (Truth(), Truth("classes")):
+        assert recognise(described, raw, Surroundings("image", truth=truth))[0].family == first
+    if shape[1] == 3:  # as many labels as channels
+        assert recognise(described, raw, Surroundings("image", label_counts={3}))[0].family == "segmentation"
+
+
+def test_a_logarithm_of_the_spread_is_no_spread(tmp_path: Path) -> None:
+    families = {}
+    for name in ("sigma", "log_sigma"):
+        outputs = {"value": np.ones((1, 1), np.float32), name: np.ones((1, 1), np.float32)}
+        found = read(detector_graphs.constant_outputs(tmp_path / f"{name}.onnx", outputs))
+        families[name] = [reading.family for reading in found]
+    assert families == {"sigma": ["regression with a spread"], "log_sigma": []}
+
+
+@pytest.mark.parametrize(
     "outputs",
     [
         {"landmarks": np.linspace(-25, 150, 1404, dtype=np.float32)[None]},
