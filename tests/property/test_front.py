@@ -55,5 +55,4 @@ def test_batches_hot_points_and_unknown_accuracy_are_ignored() -> None:
     measured = point(2.0)
     batch = replace(measured, key=replace(measured.key, batch=4))
     hot = replace(measured, key=replace(measured.key, condition="sustained"))
-    found = front([measured, hot, batch, point(1.0, digest="c" * 64)], RIGHT)
-    assert found.keys == {measured.key}
+    assert front([measured, hot, batch, point(1.0, digest="c" * 64)], RIGHT).keys == {measured.key}

@@ -21,8 +21,7 @@ def told() -> str:
 
 def test_every_part_was_measured_and_nothing_else() -> None:
     """One that fails is run by `make -C bench hardware BENCH_ARGS='--only PART'`."""
-    measured = {row["figure"].partition(":")[0] for row in json.loads(told())["figures"]}
-    assert measured == set(run.PARTS)
+    assert {row["figure"].partition(":")[0] for row in json.loads(told())["figures"]} == set(run.PARTS)
     assert set(json.loads(told())) - {"figures"} == set(run.PARTS)
 
 

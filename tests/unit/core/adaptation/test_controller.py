@@ -96,8 +96,7 @@ def test_a_rising_trend_is_acted_on_before_the_limit() -> None:
     positions = [controller.update(hot(60 + 0.5 * at, at)) for at in range(30)]
     first = next(at for at, position in enumerate(positions) if position.rung)
     assert 60 + 0.5 * first < LIMITS.heat_c - LIMITS.heat_margin_c
-    verdict = positions[first].verdict
-    assert verdict.guard == "heat"
+    assert positions[first].verdict.guard == "heat"
     assert not any(position.shedding for position in positions)
 
 

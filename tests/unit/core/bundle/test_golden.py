@@ -43,8 +43,7 @@ def test_golden_answers_round_trip_through_the_manifest(manifest: Manifest) -> N
 
 
 def test_every_variant_needs_the_golden_answers() -> None:
-    said = target_fields(WITH)
-    assert said["golden.json"] == FileUse(("edge",))
+    assert target_fields(WITH)["golden.json"] == FileUse(("edge",))
     assert WITH.artefacts == (FILE, GOLDEN)
 
 

@@ -51,8 +51,7 @@ EYE = np.eye(2, dtype=np.float32)
 def test_boxes_of_a_detector_lie_in_the_original_image(tmp_path: Path) -> None:
     loaded = load_edge(detector_bundle(tmp_path), OPTIONS)
     large, small = (encode(np.full((side, side, 3), 255, np.uint8)) for side in (80, 8))
-    rows = loaded.prepare(by_name(images(large, small)))
-    assert set(rows) == {"x", GEOMETRY}
+    assert set(loaded.prepare(by_name(images(large, small)))) == {"x", GEOMETRY}
     prediction = loaded.predict(by_name(images(large, small)))
     outputs, evidence = prediction.outputs, prediction.evidence
     # Both pictures are 8x8 pixels from the fifth column on: half of their pixels are padding.

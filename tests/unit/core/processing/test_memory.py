@@ -86,8 +86,7 @@ def peak_bytes(run: Callable[[], object]) -> int:
     run()  # windows and filters of the model are kept
     tracemalloc.start()
     try:
-        result = run()
-        assert result is not None
+        assert run() is not None
         return tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

@@ -35,8 +35,7 @@ def test_concurrent_writers_lose_no_point(tmp_path: Path) -> None:
     for one in both:
         one.join(60)
     assert [one.exitcode for one in both] == [0, 0]
-    found = read_profile(path)
-    assert len(found.points) == 2 * EACH
+    assert len(read_profile(path).points) == 2 * EACH
     assert [one.name for one in tmp_path.iterdir()] == ["p.json"]
 
 

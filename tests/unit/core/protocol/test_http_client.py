@@ -137,8 +137,7 @@ async def test_requests_share_a_connection_and_send_the_required_headers(connect
     async with serving(connect, lambda *_: OK) as (server, client):
         for _ in range(3):
             assert await post(client) == (200, b"hi")
-        reply = await client.exchange("GET", "/v2", {}, b"", 5)
-        assert reply.headers["x-kind"] == "a"
+        assert (await client.exchange("GET", "/v2", {}, b"", 5)).headers["x-kind"] == "a"
     assert server.connections == 1
     head = server.heads[0].decode()
     assert head.startswith("post /behind/v2/x http/1.1\r\nhost: 127.0.0.1:")

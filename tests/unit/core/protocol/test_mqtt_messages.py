@@ -203,16 +203,14 @@ def test_request_and_answer_carry_the_trace_in_user_properties() -> None:
 def test_time_spent_with_the_broker_counts() -> None:
     publication = published(request(deadline_s=110.0))
     assert publication.expiry_s == 10
-    read = read_back(delivered(publication, expiry_s=3))
-    assert read.deadline_s == 10.0
+    assert read_back(delivered(publication, expiry_s=3)).deadline_s == 10.0
 
 
 @pytest.mark.parametrize("deadline_s", [1e10, 1e300, float("inf")])
 def test_a_huge_deadline_fits_the_expiry_field(deadline_s: float) -> None:
     publication = published(request(deadline_s=deadline_s))
     assert publication.expiry_s == 2**32 - 1
-    read = read_back(delivered(publication))
-    assert read.deadline_s is not None
+    assert read_back(delivered(publication)).deadline_s is not None
 
 
 def test_a_request_without_a_deadline_has_no_expiry() -> None:

@@ -24,8 +24,7 @@ def test_high_scores_are_still_accepted() -> None:
 
 
 def test_everything_is_escalated_if_all_scores_fail() -> None:
-    scores = np.linspace(0.5, 1.0, 200)
-    assert tightened(scores, np.ones(200), np.ones(200), 0.05, 0.5) == EVERYTHING
+    assert tightened(np.linspace(0.5, 1.0, 200), np.ones(200), np.ones(200), 0.05, 0.5) == EVERYTHING
 
 
 @pytest.mark.parametrize(("audits", "kept"), [(18, False), (19, True)])

@@ -24,8 +24,7 @@ def test_sizes_share_observations() -> None:
 
 
 def test_one_size_predicts_others() -> None:
-    found = fed(0.05, 0.0, [30_000])
-    assert found.quantile(60_000, 0.5) == pytest.approx(0.05, rel=0.1)
+    assert fed(0.05, 0.0, [30_000]).quantile(60_000, 0.5) == pytest.approx(0.05, rel=0.1)
 
 
 def test_similar_sizes_do_not_predict_others() -> None:
@@ -54,8 +53,7 @@ def test_a_dozen_fast_answers_discard_older_ones() -> None:
 
 @pytest.mark.parametrize("spread", [0.1, 0.5])
 def test_chance_discards_no_observations(spread: float) -> None:
-    found = fed(0.1, 0.0, [30_000], spread=spread, times=5_000)
-    assert found.weight(500.0) > 30
+    assert fed(0.1, 0.0, [30_000], spread=spread, times=5_000).weight(500.0) > 30
 
 
 def test_a_stall_does_not_tilt_the_line() -> None:

@@ -141,8 +141,7 @@ def test_batches_whose_outputs_differ_in_size_are_filled_up() -> None:
 
 def test_no_row_of_an_output_is_lost_unseen() -> None:
     rows = RowByRow(Above(), ("x", "n"))  # "y" has no axis of rows either, which the task finds by its shape
-    found = rows.run({"x": np.array([[1, 2, 3], [4, 0, 0]], np.float32)})
-    assert found["y"].tolist() == [2, 3, 4]
+    assert rows.run({"x": np.array([[1, 2, 3], [4, 0, 0]], np.float32)})["y"].tolist() == [2, 3, 4]
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,7 @@ LIKE = like(BEFORE)
 
 
 def outputs(rows: int, **changed: object) -> Arrays:
-    found = {"values": np.ones((rows, 2), np.float32), "text": np.array([b"other"] * rows, object)}
-    return found | changed
+    return {"values": np.ones((rows, 2), np.float32), "text": np.array([b"other"] * rows, object)} | changed
 
 
 @pytest.mark.parametrize("rows", [1, 3, 4])

@@ -16,15 +16,13 @@ def test_a_received_context_gets_a_new_span() -> None:
         "tracestate": "congo=t61rcWkgMzE,rojo=00f067aa0ba902b7",
     }
     assert found.facts() == {"trace_id": TRACE, "span_id": found.span_id}
-    other = received(PARENT)
-    assert other.span_id != found.span_id
+    assert received(PARENT).span_id != found.span_id
     assert restored(PARENT) == TraceContext(TRACE, SPAN, "", 1)
 
 
 @pytest.mark.parametrize(("sent", "goes_on"), [("00", 0), ("01", 1), ("02", 2), ("03", 3), ("ff", 3), ("fc", 0)])
 def test_only_defined_flags_are_forwarded(sent: str, goes_on: int) -> None:
-    found = received(f"00-{TRACE}-{SPAN}-{sent}")
-    assert found.traceparent.endswith(f"-0{goes_on}")
+    assert received(f"00-{TRACE}-{SPAN}-{sent}").traceparent.endswith(f"-0{goes_on}")
 
 
 @pytest.mark.parametrize("value", [f" {PARENT}\t", f"cc-{TRACE}-{SPAN}-01", f"01-{TRACE}-{SPAN}-01-what.ever-comes"])
@@ -80,8 +78,7 @@ def test_headers_without_a_trace_are_ignored(value: str) -> None:
     ],
 )
 def test_a_tracestate_is_forwarded_as_a_whole(sent: str, goes_on: str) -> None:
-    found = received(PARENT, sent)
-    assert found.state == goes_on
+    assert received(PARENT, sent).state == goes_on
 
 
 def test_contradictory_headers_are_ignored_and_lists_are_joined() -> None:

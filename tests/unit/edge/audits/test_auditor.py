@@ -79,8 +79,7 @@ async def test_an_accepted_answer_is_audited_under_its_own_id(scene: Scene) -> N
 async def test_cache_hits_are_audited_and_travel_each_time(scene: Scene) -> None:
     scene.cloud.agrees = lambda _: True
     for number in range(3):
-        response = await scene.infer(SURE)
-        assert answer_of(response).tier is (Tier.CACHE if number else Tier.EDGE)
+        assert answer_of(await scene.infer(SURE)).tier is (Tier.CACHE if number else Tier.EDGE)
     assert await ended(scene, 3) == ["agreed"] * 3
     assert len(scene.cloud.requests) == 3
 

@@ -217,8 +217,7 @@ async def test_a_broken_event_alarms_by_name_however_rare_it_is(make_scene: Make
     record = scene.monitored.record
     cause = f"in {found} of {found} audits on this device in which it can occur"
     assert record.state.cause == f"missed a: {cause}"
-    answer = answer_of(await scene.infer(SURE))
-    assert not answer.certified
+    assert not answer_of(await scene.infer(SURE)).certified
     again = await restarted(scene, make_scene, events=PROMISED)
     assert again.monitored.record.state.cause == record.state.cause
     fresh = await restarted(again, make_scene, events=PROMISED | {"missed a": 0.06})

@@ -106,8 +106,7 @@ class TestWithDisk:
         first.put(b"k" * 32, output(0.75))
         first.close()
         second = self.make(tmp_path)
-        found = second.get(b"k" * 32)
-        assert found.score == 0.75
+        assert second.get(b"k" * 32).score == 0.75
         assert len(second) == 1  # and are in memory from then on
         second.close()
 

@@ -86,8 +86,7 @@ async def house() -> AsyncIterator[House]:
 
 async def test_the_preferred_link_answers(house: House) -> None:
     asked = request()
-    answer = await house.infer(asked)
-    assert answer.answer.request_id == asked.request_id
+    assert (await house.infer(asked)).answer.request_id == asked.request_id
     assert house.outcomes == ["ok"]
     assert house.first.calls == [(replace(asked, id=asked.request_id), 15.0)]
     assert house.second.calls == []

@@ -103,8 +103,7 @@ def test_other_load_does_not_count_as_model_time(held: DeviceModel, monkeypatch:
         nonlocal now_s
         now_s += next(taken_s)
 
-    measured = quickest_ms(held.edge.loaded, run, 5)
-    assert measured[0] == pytest.approx(0.4)
+    assert quickest_ms(held.edge.loaded, run, 5)[0] == pytest.approx(0.4)
 
 
 def test_small_work_is_quick_and_large_work_is_not(held: DeviceModel) -> None:
@@ -182,8 +181,7 @@ def test_a_bundle_with_changed_files_is_not_loaded(tmp_path: Path, workers: Work
 
 
 def test_a_folder_without_bundles_is_a_problem(tmp_path: Path, workers: Workers) -> None:
-    models = open_models([tmp_path], here(workers))
-    assert [problem.path for problem in models.problems] == [tmp_path]
+    assert [problem.path for problem in open_models([tmp_path], here(workers)).problems] == [tmp_path]
     assert bundle_paths([DIGITS.parent]) == [DIGITS]
 
 

@@ -160,8 +160,7 @@ class House:
         await pass_time(self.clock, self.outbox, seconds, step_s)
 
     async def status(self, request_id: str) -> Status:
-        found = await self.outbox.answer(request_id, "local")
-        return found.answer.status
+        return (await self.outbox.answer(request_id, "local")).answer.status
 
 
 @pytest.fixture
@@ -539,8 +538,7 @@ async def test_promises_expire_on_a_device_whose_links_are_gone(tmp_path: Path) 
     delivery = Delivery(outbox, client, chain, clock=clock, rng=random.Random(1), max_age_s=60.0)
     task = asyncio.create_task(delivery.run())
     await pass_time(clock, outbox, 61.0, 1.0)
-    found = (await outbox.answer(asked.request_id, "local")).answer
-    assert found.status is Status.EXPIRED
+    assert (await outbox.answer(asked.request_id, "local")).answer.status is Status.EXPIRED
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     outbox.close()

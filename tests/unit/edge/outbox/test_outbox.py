@@ -129,8 +129,7 @@ async def test_bytes_are_bounded_too_even_within_one_group(open_outbox: Open) ->
     assert outbox.depth == outcomes.count(None)
     assert 0 < outbox.size_bytes <= 10_000
     outbox.close()
-    again = open_outbox()
-    assert again.depth == outcomes.count(None)
+    assert open_outbox().depth == outcomes.count(None)
 
 
 async def test_counters_survive_reopening(open_outbox: Open) -> None:
@@ -158,8 +157,7 @@ async def test_the_same_request_again_changes_nothing(outbox: Outbox) -> None:
     await outbox.put(item(asked))
     await outbox.finish(asked.request_id, response(asked, Status.PROVISIONAL, rows=3))
     assert outbox.depth == 0
-    found = await outbox.answer(asked.request_id, "local")
-    assert found.answer.status is Status.FINAL
+    assert (await outbox.answer(asked.request_id, "local")).answer.status is Status.FINAL
 
 
 async def test_answers_make_room_by_bytes_but_promises_never_do(open_outbox: Open) -> None:
@@ -346,8 +344,7 @@ async def test_a_clock_set_ahead_ages_only_records_of_earlier_processes(open_out
     assert again.age_s(long_ago) == pytest.approx(off_s + 70.0, abs=0.01)
     for number, one in enumerate(made):
         assert again.age_s(one) == pytest.approx(70.0 - 0.1 * (number + 1), abs=0.01)
-    read = await again.pending(200)
-    assert ids_of(read) == ids_of((long_ago, *made))
+    assert ids_of(await again.pending(200)) == ids_of((long_ago, *made))
     assert again.damage == ""
 
 
@@ -611,8 +608,7 @@ async def test_an_unreadable_promise_ends_and_blocks_no_other(outbox: Outbox) ->
     assert ids_of(await outbox.pending(9)) == [good.request.request_id]
     assert outbox.depth == 1
     for lost in (request_lost, rows_lost, rows_wrong):
-        found = await outbox.answer(lost.request.request_id, "local")
-        assert found.answer.status is Status.EXPIRED
+        assert (await outbox.answer(lost.request.request_id, "local")).answer.status is Status.EXPIRED
     with pytest.raises(UnknownAnswerError):
         await outbox.answer(both_lost.request.request_id, "local")
 

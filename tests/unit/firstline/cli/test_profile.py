@@ -79,8 +79,7 @@ def test_a_damaged_profile_is_set_aside_and_measured_again(folder: Path, tmp_pat
     options = ["--quick", "--variant", "small", "--threads", "1", "--batches", "8", "--machine", "bench"]
     found = run("profile", "create", tmp_path / "bundle", *options)
     assert "set aside as two@bench.json.damaged" in found.stderr
-    written = read_profile(path)
-    assert [one.key.batch for one in written.points] == [8]
+    assert [one.key.batch for one in read_profile(path).points] == [8]
 
 
 @pytest.mark.parametrize("by", ["name", "folder"])

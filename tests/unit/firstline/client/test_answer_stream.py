@@ -188,8 +188,7 @@ STREAM_EVENTS = [Event(1, b'{"a": 1}'), Event(2, b'{"a": 2}')]
 def test_pieces_of_any_size_give_the_same_events(cuts: list[int]) -> None:
     reader = EventReader()
     bounds = pairwise([0, *sorted(cuts), len(STREAM)])
-    found = [event for start, end in bounds for event in reader.read(STREAM[start:end])]
-    assert found == STREAM_EVENTS
+    assert [event for start, end in bounds for event in reader.read(STREAM[start:end])] == STREAM_EVENTS
 
 
 def test_space_after_the_colon_is_optional() -> None:

@@ -118,8 +118,7 @@ async def test_a_lasting_answer_is_fetched_once() -> None:
     for expected in (None, None, 3, 3):
         gateway.error = None if expected else errors.LinkDownError("away")
         gateway.now_s += 100
-        answer = await gateway.watch.ask(("evidence", "7"), gateway.fetch, lasting=True)
-        assert answer.value == expected
+        assert (await gateway.watch.ask(("evidence", "7"), gateway.fetch, lasting=True)).value == expected
     assert gateway.asked == 3
 
 

@@ -439,8 +439,7 @@ def test_stream_is_certified_on_paired_costs(rows: Evidence) -> None:
 def test_selection_rows_place_the_thresholds_of_the_stream(rows: Evidence) -> None:
     found = certify_stream_bundle(_OPENED, rows, Terms(0.03, 0.05, seed=1))
     assert (found.selection.used, found.result.n) == (600, 5400)
-    certificate = found.certificate
-    assert certificate.score_digest == found.selection.score.digest
+    assert found.certificate.score_digest == found.selection.score.digest
 
 
 def test_too_few_rows_of_a_stream_are_counted(rows: Evidence) -> None:

@@ -78,5 +78,4 @@ def test_numbers_of_classes_are_not_settled_by_the_model_itself(tmp_path: Path, 
     described = read_model_file(path)
     reading = recognise(described, trial_outputs(path, described, picture))[0]
     trials = Trials(path, Detection(COCO), [{"image": object_array([encoded.getvalue()])}], RuntimeOptions())
-    decision = decide(trials, reading, Choice("class_map", ("", "coco90"), known))
-    assert decision.sure == known
+    assert decide(trials, reading, Choice("class_map", ("", "coco90"), known)).sure == known

@@ -311,8 +311,7 @@ async def test_an_alarm_ends_with_its_pool_or_with_a_new_version(bench: Bench) -
     for _ in range(100):
         await bench.clock.advance(600)
         bench.audit("quiet")
-    notice = bench.answer(request_from("quiet"))
-    assert notice.alarm
+    assert bench.answer(request_from("quiet")).alarm
     assert bench.answer(request_from("quiet"), version=2) == ContractNotice(False, None)
     assert bench.monitor.end(ModelKey("digits", 1), "application:ops").result() == 1
     assert bench.answer(request_from("quiet")) == ContractNotice(False, None, devices=9)  # who audits, audits on
@@ -336,8 +335,7 @@ def test_a_damaged_pool_stops_no_gateway_and_can_be_ended(bench: Bench) -> None:
 
 def test_a_device_learns_how_many_devices_audit_its_promise(bench: Bench) -> None:
     def auditing(device: str) -> int:
-        notice = bench.answer(request_from(device))
-        return notice.devices
+        return bench.answer(request_from(device)).devices
 
     assert auditing("new") == 1
     for number in range(5):
@@ -755,8 +753,7 @@ def test_replicas_share_one_test(make_bench: MakeBench) -> None:
     (pool,) = other.monitor.pools()
     assert pool.state.audits == 9
     for bench in replicas:  # neither saw enough by itself
-        notice = bench.answer(request_from("stranger"))
-        assert notice.alarm
+        assert bench.answer(request_from("stranger")).alarm
     assert one.monitor.end(ModelKey("digits", 1), "application:ops").result() == 1
     other.monitor.refresh().result()
     assert other.monitor.pools() == []

@@ -73,8 +73,7 @@ def test_each_change_of_the_desired_document_is_a_revision(database: Database) -
         assert [name for name, _ in devices.unpublished(connection, 10)] == ["b"]
         assert devices.unpublished(connection, 10, "b") == []
         devices.desire(connection, ["a"], lambda _, before: replace(before, models=()))
-        found = devices.find(connection, "a")
-        assert found.desired == Desired(2)
+        assert devices.find(connection, "a").desired == Desired(2)
         devices.mark_published(connection, {"a": 1})  # of before, and late
         assert {name: said.revision for name, said in devices.unpublished(connection, 10)} == {"a": 2, "b": 1}
         devices.mark_published(connection, {"a": 2, "b": 1})
@@ -101,8 +100,7 @@ def test_a_restored_store_continues_after_the_revisions_that_devices_know(databa
         devices.mark_published(connection, {"cam": 1, "liar": 1})
         assert devices.report(connection, "cam", Reported("s", 1, 9), NOW_S, accept=True)
         assert [(name, said.revision) for name, said in devices.unpublished(connection, 10)] == [("cam", 10)]
-        found = devices.find(connection, "cam")
-        assert found.desired == Desired(10, (WANTED,))
+        assert devices.find(connection, "cam").desired == Desired(10, (WANTED,))
         devices.mark_published(connection, {"cam": 10})
         assert not devices.report(connection, "cam", Reported("s", 1, 12), NOW_S, accept=True)  # late
         assert devices.report(connection, "cam", Reported("s", 2, 10), NOW_S, accept=True)

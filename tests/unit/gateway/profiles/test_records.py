@@ -31,8 +31,7 @@ def test_the_newest_profile_of_a_place_is_kept(database: Database) -> None:
     assert [(one.machine, one.points) for one in found] == [("bench", 2), ("cam", 1)]
     assert found[0].models == ("a" * 64,)
     with database.reading() as connection:
-        kept = records.find(connection, ("digits", 1, "bench"))
-        assert kept[1] == encode(profile(1.0, 2.0))
+        assert records.find(connection, ("digits", 1, "bench"))[1] == encode(profile(1.0, 2.0))
         assert records.find(connection, ("digits", 2, "bench")) is None
 
 

@@ -161,8 +161,7 @@ def test_absent_device_neither_fails_nor_delays_the_stage() -> None:
     fleet.report_all(UpdateState.COMMITTED)
     fleet.advance(60)
     assert fleet.rollout.phase is Phase.OBSERVING
-    changes = fleet.advance(100)
-    assert changes.look.findings[0].devices == (18, 0)
+    assert fleet.advance(100).look.findings[0].devices == (18, 0)
     fleet.report("d03", UpdateState.COMMITTED)
     fleet.advance(1)
     assert fleet.assignments["d03"].state is S.DONE
@@ -174,8 +173,7 @@ def test_device_silent_after_the_offer_failed_until_it_returns() -> None:
     fleet.report("d05", UpdateState.DOWNLOADING, age_s=10_000)
     fleet.advance(60)
     assert fleet.assignments["d05"].state is S.SILENT and fleet.rollout.phase is Phase.OBSERVING
-    changes = fleet.advance(100)
-    assert changes.look.findings[0].treated == 1 / 20
+    assert fleet.advance(100).look.findings[0].treated == 1 / 20
     assert fleet.devices["d05"].desired.version == 2
     fleet.report("d05", UpdateState.COMMITTED)
     assert fleet.advance(100).look is not None
@@ -412,8 +410,7 @@ def test_a_report_from_before_a_retry_does_not_count() -> None:
     fleet.command(Command.RETRY)
     fleet.change("d01", up_to_date=False)
     fleet.advance(1)
-    desired = fleet.devices["d01"].desired
-    assert desired.attempt == 2
+    assert fleet.devices["d01"].desired.attempt == 2
     assert fleet.assignments["d01"].state is S.OFFERED and fleet.rollout.phase is Phase.INSTALLING
     fleet.change("d01", up_to_date=True)
     fleet.report("d01", UpdateState.COMMITTED)
@@ -809,8 +806,7 @@ def test_devices_that_are_revoked_are_neither_waited_for_nor_judged() -> None:
         fleet.report_all(UpdateState.COMMITTED)
     assert fleet.states() == {S.WITHDRAWN: 2, S.DONE: 8, S.CONTROL: 10}
     changes = fleet.advance(100)
-    silence = next(each for each in changes.look.findings if each.figure == "silence")
-    assert silence.devices == (8, 9)
+    assert next(each for each in changes.look.findings if each.figure == "silence").devices == (8, 9)
 
 
 def test_a_rollback_ends_without_devices_that_left_the_fleet() -> None:

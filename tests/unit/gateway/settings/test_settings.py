@@ -12,8 +12,7 @@ from firstline_gateway.settings.settings import Execution, Settings
 
 
 def test_the_example_shows_every_key_with_its_default() -> None:
-    shown = tomllib.loads(EXAMPLE.read_text())
-    assert shown == msgspec.json.decode(msgspec.json.encode(Settings()))
+    assert tomllib.loads(EXAMPLE.read_text()) == msgspec.json.decode(msgspec.json.encode(Settings()))
 
 
 def test_relative_paths_count_from_the_files_folder() -> None:

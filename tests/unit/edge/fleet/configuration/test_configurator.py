@@ -40,8 +40,7 @@ async def test_a_rejected_configuration_changes_nothing(device: ConfigurationDev
     await device.run(wanted(device.registry))
     assert device.state == (S.REJECTED, reason), device.file.state.record
     assert device.bytes_per_day == 1000 and device.file.state.running is None
-    record = device.file.state.record
-    assert record.message.endswith(".")
+    assert device.file.state.record.message.endswith(".")
 
 
 @pytest.mark.parametrize("error", [NoRoomError("The metadata cannot be stored."), UpdateError("The disk refuses.")])

@@ -450,8 +450,7 @@ def test_constant_nodes_are_quantised(tmp_path: Path) -> None:
     constants = [helper.make_node("Constant", [], [one.name], value=one) for one in known.initializer]
     bundle = _with_edge(tmp_path / "nodes", [*constants, *known.node], [])
     assert precision_of(bundle / "other.onnx", "onnx") == "fp32"
-    found = _json(bundle, "--data", _HELDOUT, "--limit", 100)
-    assert all(one["figures"] for one in found["candidates"])
+    assert all(one["figures"] for one in _json(bundle, "--data", _HELDOUT, "--limit", 100)["candidates"])
 
 
 def test_a_candidate_gets_an_unused_name() -> None:

@@ -33,8 +33,7 @@ def _residual(path: Path) -> Path:
 
 
 def test_cuts_are_where_one_tensor_crosses(tmp_path: Path) -> None:
-    content = _residual(tmp_path / "model.onnx").read_bytes()
-    assert onnx_points(content, "x", "y") == ["a", "c"]
+    assert onnx_points(_residual(tmp_path / "model.onnx").read_bytes(), "x", "y") == ["a", "c"]
 
 
 def test_both_halves_together_equal_the_model(tmp_path: Path) -> None:

@@ -507,8 +507,7 @@ async def test_batches_that_closing_cuts_off_are_not_retried() -> None:
     await asyncio.sleep(0.001)
     before = far.asked
     assert await far.pool.close(0.001)
-    outcomes = await asyncio.gather(*running)
-    assert all(isinstance(outcome, errors.NotReadyError) for (outcome,) in outcomes)
+    assert all(isinstance(outcome, errors.NotReadyError) for (outcome,) in (await asyncio.gather(*running)))
     assert all(server.closed and not server.running for server in far.servers)
     assert far.asked == before
 
