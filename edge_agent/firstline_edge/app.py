@@ -32,7 +32,6 @@ from firstline_edge.adaptation.variants import VariantChooser
 from firstline_edge.api.access import Access, TokenAccess, access_of, parse_tokens
 from firstline_edge.api.app import App
 from firstline_edge.api.data_plane import EdgeDataPlane
-from firstline_edge.api.erasure import Erasure
 from firstline_edge.api.operations import Operations, birth_message
 from firstline_edge.api.server import Drain, bound_sockets, release_startup_memory, serving, serving_grpc
 from firstline_edge.audits import certificate_reports
@@ -458,7 +457,6 @@ class EdgeAgent:
             plane=self.data_plane,
             metrics=self.metrics,
             recorder=self.recorder,
-            erasure=Erasure(self.state, self.outbox, self.cache, self.samples, self.recorder),
             startup_problems=self._problems,
             state=self.state,
             models=self.models,
@@ -494,7 +492,7 @@ class EdgeAgent:
     def _start_background(self, opened: AsyncExitStack) -> None:
         report = self.fleet.report_ended if self.fleet is not None else None
         self._start(opened, "outbox", partial(self._deliver, report=report))
-        self._start(opened, "housekeeping", self.cache.keep_expiring, self.outbox.keep_expiring, self.outbox.keep_open)
+        self._start(opened, "housekeeping", self.cache.keep_expiring, self.outbox.keep_expiring)
         announce = partial(certificate_reports.announce_alarms, self.certificates.alarms, self.links.mqtt)
         self._start(opened, "audits", self.audit_sender.run, self.certificates.keep_saving, announce)
         if self.renewal is not None:

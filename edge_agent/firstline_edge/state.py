@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import hmac
 import os
 import sqlite3
 import threading
@@ -43,7 +42,6 @@ class StatePaths:
         samples_path: labelled samples from audits and escalations.
         hardware_path: the measured hardware of this device.
         url_path: the file with the address of a running agent.
-        proof_path: the link by which a command proves that it may write here, see `StateDirectory.takes_proof`.
     """
 
     def __init__(self, path: Path) -> None:
@@ -60,7 +58,6 @@ class StatePaths:
         self.samples_path = path / "audits" / "samples.jsonl"
         self.hardware_path = path / "hardware.json"
         self.url_path = path / "url"
-        self.proof_path = path / "proof"
         self.lock_path = path / "lock"
 
     def device_profile_path(self, bundle: str) -> Path:
@@ -91,21 +88,6 @@ class StateDirectory(StatePaths):
                 f"agent.state_dir {path} is in use by another agent; stop it, or give this one a directory of its own."
             )
         _remove(self.url_path)  # of an agent that was killed
-
-    def takes_proof(self, proof_text: str) -> bool:
-        """Whether the caller may write here: it left a symbolic link to the secret that it sends. Valid once.
-
-        A wrong guess does not remove the link, because its owner may ask at the same time.
-        """
-        path = self.proof_path
-        try:
-            proof = os.fsencode(path.readlink())
-        except OSError:
-            return False
-        if not proof or not hmac.compare_digest(proof, proof_text.encode()):
-            return False
-        _remove(path)
-        return True
 
     def publish_url(self, url: str) -> None:
         """Writes the agent's address to a file for `edge-agent status`; if the disk refuses, `status` needs `--url`."""
@@ -240,17 +222,6 @@ def open_seal(section: EncryptionSection) -> Seal:
         return Seal(read_keys(section.key_file, "encryption.key_file"))
     except ConfigError as error:
         raise CapacityError(f"{error.message} Without its key nothing is kept on the disk.") from error
-
-
-def leave_proof(state_dir: Path, proof: str) -> None:
-    """Proves write access by a symbolic link, whose target is part of its inode and needs no room on a full disk.
-
-    Raises:
-        OSError: this user may not write here.
-    """
-    path = StatePaths(state_dir).proof_path
-    path.unlink(missing_ok=True)
-    path.symlink_to(proof)
 
 
 def is_in_use(state_dir: Path) -> bool:

@@ -19,6 +19,7 @@ from support.waiting import until
 
 from firstline_core.clock import SimulatedClock
 from firstline_core.errors import CapacityError
+from firstline_core.storage.files import erase
 from firstline_core.storage.seals import Seal
 from firstline_edge.outbox import recovery
 from firstline_edge.outbox.database import (
@@ -336,8 +337,8 @@ async def test_with_a_key_no_payload_is_on_the_disk(folder: Path) -> None:
         assert (secret in path.read_bytes()) is readable
         outbox = Outbox(path, seal=lambda: Seal([b"n" * 32, b"k" * 32]), clock=SimulatedClock())
         assert [item.request.request_id for item in await outbox.pending(9)] == [one.request.request_id]
-        await outbox.purge()
         outbox.close()
+        erase(path)
 
 
 async def test_wrong_key_sets_the_outbox_aside(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""`edge-agent purge`: what was kept is gone from every file, of an agent that runs and of one that does not."""
+"""`edge-agent purge`: what a stopped agent kept is gone from every file."""
 
 import asyncio
 import contextlib
@@ -7,10 +7,9 @@ import sqlite3
 import time
 from pathlib import Path
 
-import httpx
 import numpy as np
 import pytest
-from support.agent import edge_settings, serving_agent
+from support.agent import edge_settings
 from support.broker import free_port
 from support.digits import scan
 from support.forks import run_forked
@@ -41,59 +40,36 @@ async def ask(agent: EdgeAgent) -> tuple[str, bytes]:
     return response.answer.request_id, response.output("probabilities").astype(np.float32).tobytes()
 
 
-@pytest.mark.parametrize("running", [True, False])
-async def test_purge_erases_every_file(tmp_path: Path, running: bool) -> None:
+async def test_purge_erases_every_file(tmp_path: Path) -> None:
     state_dir = tmp_path / "state"
-    settings = edge_settings(state_dir, links=LINKS, policy__min_threshold=1.0)
-    async with serving_agent(settings) as (agent, url):
-        agent.state.publish_url(url)
+    async with EdgeAgent(edge_settings(state_dir, links=LINKS, policy__min_threshold=1.0)) as agent:
         request_id, result = await ask(agent)
         state_dir.joinpath("outbox", "outbox.db.damaged").write_bytes(b"set aside" + scan())
         assert len(files_with(state_dir, scan())) >= 2
         await until(lambda: asyncio.to_thread(files_with, state_dir / "cache", result))  # which another thread writes
-        if running:
-            there = await asyncio.to_thread(purge, state_dir)
-            assert there["erased"] is False
-            assert files_with(state_dir, scan())
-            await asyncio.to_thread(purge, state_dir, "--yes")
-            assert agent.outbox.depth == 0
-            assert len(agent.cache) == 0
-            async with httpx.AsyncClient(trust_env=False) as client:
-                assert (await client.get(f"{url}/firstline/v1/answers/{request_id}")).status_code == 404
-            again, _ = await ask(agent)  # it goes on
-            assert agent.outbox.depth == 1
-            assert again != request_id
-            await asyncio.to_thread(purge, state_dir, "--yes")
-            assert files_with(state_dir, request_id.encode()) == []
-    if not running:
-        before = purge(state_dir)["places"]
-        assert isinstance(before, dict)
-        assert all(place["before_bytes"] for name, place in before.items() if name != "samples")
-        purge(state_dir, "--yes", "--what", "cache")
-        assert files_with(state_dir, scan())
-        purge(state_dir, "--yes")
-        assert files_with(state_dir, request_id.encode()) == []
+    shown = purge(state_dir)
+    before = shown["places"]
+    assert isinstance(before, dict)
+    assert all(place["before_bytes"] for name, place in before.items() if name != "samples")
+    assert shown["erased"] is False
+    purge(state_dir, "--yes", "--what", "cache")
+    assert files_with(state_dir, scan())
+    purge(state_dir, "--yes")
+    assert files_with(state_dir, request_id.encode()) == []
     assert files_with(state_dir, scan()) == []
     assert files_with(state_dir, result) == []
 
 
-async def test_purge_needs_write_access_to_the_state_directory(tmp_path: Path) -> None:
-    settings = edge_settings(tmp_path / "state", links=LINKS, policy__min_threshold=1.0)
-    async with serving_agent(settings) as (agent, url), httpx.AsyncClient(trust_env=False) as client:
+async def test_purge_refuses_while_an_agent_runs(tmp_path: Path) -> None:
+    state_dir = tmp_path / "state"
+    async with EdgeAgent(edge_settings(state_dir, links=LINKS, policy__min_threshold=1.0)) as agent:
         await ask(agent)
-        for proof in ("", "guessed"):
-            reply = await client.post(f"{url}/firstline/v1/purge", json={"places": ["outbox"], "proof": proof})
-            assert reply.status_code == 403
-        (tmp_path / "state" / "proof").symlink_to("told")
-        guess = await client.post(f"{url}/firstline/v1/purge", json={"places": ["outbox"], "proof": "guessed"})
-        assert guess.status_code == 403  # and does not use up another caller's proof
-        assert (
-            await client.post(f"{url}/firstline/v1/purge", json={"places": ["x"], "proof": "told"})
-        ).status_code == 400
-        reply = await client.post(f"{url}/firstline/v1/purge", json={"places": ["outbox"], "proof": "told"})
-        assert reply.status_code == 403  # good for once
-        assert (await client.post(f"{url}/firstline/v1/purge", content=b"{")).status_code == 400
+        command = ("purge", "--yes", "--set", f"agent.state_dir={state_dir}")
+        refused = await asyncio.to_thread(run_forked, "firstline_edge", *command)
+        assert (refused.returncode, refused.stdout) == (1, "")
+        assert f"An agent runs with {state_dir}; stop it, and purge again." in refused.stderr
         assert agent.outbox.depth == 1
+        assert files_with(state_dir, scan())
 
 
 async def test_encrypted_state_needs_its_key(tmp_path: Path) -> None:

@@ -35,7 +35,6 @@ from firstline_core.types import InferRequest, InferResponse
 from firstline_edge.api import openapi
 from firstline_edge.api.access import Access, check_local
 from firstline_edge.api.data_plane import EdgeDataPlane
-from firstline_edge.api.erasure import purge_reply
 from firstline_edge.api.openapi import get
 from firstline_edge.api.operations import Operations
 from firstline_edge.api.streams import Render, Streams, wants_events
@@ -170,9 +169,6 @@ class App:
     async def describe(self, _request: Request, _principal: str) -> Reply:
         return http.json_reply(description())
 
-    async def purge(self, request: Request, _principal: str) -> Reply:
-        return await purge_reply(self.operations.erasure, request)
-
     async def metrics(self, request: Request, _principal: str) -> Reply:
         text, content_type = self.operations.exposition(request.headers.get("accept", ""))
         return Reply(200, {http.CONTENT_TYPE: content_type}, text)
@@ -289,7 +285,6 @@ ROUTES = (
     Route("/firstline/v1/status", App.status, openapi.STATUS),
     Route("/firstline/v1/updates/{model}/rollback", App.roll_back, openapi.ROLL_BACK, "POST"),
     Route("/firstline/v1/configuration/rollback", App.roll_back, openapi.ROLL_BACK_CONFIGURATION, "POST"),
-    Route("/firstline/v1/purge", App.purge, openapi.PURGE, "POST"),
     Route("/metrics", App.metrics, get("health", "Prometheus metrics.", content="text/plain")),
     Route("/openapi.json", App.describe, get("health", "This description.")),
 )

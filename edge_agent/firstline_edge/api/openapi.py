@@ -60,27 +60,6 @@ ROLL_BACK_CONFIGURATION = operation(
     "Roll the settings back to those before the fleet's latest configuration; only from the device itself.",
     answer="The previous settings apply.",
 )
-PURGE = operation(
-    "state",
-    "Erase stored data; `edge-agent purge` calls this, from the device itself.",
-    body={
-        JSON: {
-            "schema": {
-                "type": "object",
-                "required": ["places", "proof"],
-                "properties": {
-                    "places": {"type": "array", "items": {"type": "string"}},
-                    "proof": {
-                        "type": "string",
-                        "description": "Content of the file that the caller just wrote in the state directory.",
-                    },
-                },
-                "additionalProperties": False,
-            }
-        }
-    },
-    answer="What was erased.",
-)
 INFER_FILE = file_infer(["auto", "edge", "cloud"], ["any", "local_only"], EVENT_STREAM_TYPE)
 LIVE = get("health", "Is the process up? Needs no token.", open_to_all=True)
 READY = get("health", "Does it accept requests? 400 while it does not.", open_to_all=True)

@@ -1,4 +1,4 @@
-"""The operations of a running agent for operators: status, metrics, rollbacks, and the erasure of stored data.
+"""The operations of a running agent for operators: status, metrics and rollbacks.
 
 The status and the birth message for the broker have no secret and no payload.
 """
@@ -18,7 +18,6 @@ from firstline_core.errors import RequestError
 from firstline_core.hardware.readings import limited
 from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_edge.api.data_plane import EdgeDataPlane
-from firstline_edge.api.erasure import Erasure
 from firstline_edge.audits import certificate_reports
 from firstline_edge.audits.certificate_states import CertificateStates, MonitoredCertificate
 from firstline_edge.budgets.spending import Spending
@@ -57,7 +56,6 @@ class Operations:
     plane: EdgeDataPlane
     metrics: RequestMetrics
     recorder: Recorder
-    erasure: Erasure
     startup_problems: Mapping[Path, str]
     state: StateDirectory
     models: Models

@@ -108,15 +108,6 @@ class SampleLog:
         """Returns the latest edge answers of a record, oldest first."""
         return list(self._recent.get(key, ()))
 
-    def clear(self) -> list[Path]:
-        """Deletes all samples; returns the files that are still to be erased.
-
-        Raises:
-            OSError: the disk refuses.
-        """
-        self._recent.clear()
-        return self._lines.clear()
-
     def close(self) -> None:
         self._lines.close()
 

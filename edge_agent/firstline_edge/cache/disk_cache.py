@@ -22,7 +22,7 @@ from diskcache.core import MODE_RAW
 
 from firstline_core.clock import SYSTEM_CLOCK, Clock
 from firstline_core.errors import IntegrityError
-from firstline_core.storage.files import give_up, make_folder, set_aside
+from firstline_core.storage.files import make_folder, set_aside
 from firstline_core.storage.seals import Seal
 from firstline_core.telemetry.logs import logger
 from firstline_edge.state import is_refusal
@@ -76,7 +76,7 @@ class DiskCache:
     """A bounded map from bytes to bytes with a time to live, for one process and one thread.
 
     Never raises: an entry that cannot be read or written is a miss, and while the disk refuses, all are. Only `close`
-    and `clear` wait for the disk. A power cut loses the last group.
+    waits for the disk. A power cut loses the last group.
 
     Args:
         directory: made with mode 0700; set aside as a whole if its database cannot be read.
@@ -152,19 +152,6 @@ class DiskCache:
         if self._database() is not None:
             self._due_s = -math.inf
             self._begin_if_due()
-
-    def clear(self) -> list[Path]:
-        """Starts an empty cache; returns the files that are still to be erased, see `storage.files.give_up`.
-
-        Raises:
-            OSError: the disk refuses.
-        """
-        try:
-            self._shut()
-            return give_up(self._directory)
-        finally:
-            self.damage = ""
-            self._open()
 
     def close(self) -> None:
         """Writes what waits and closes the database; calling it twice is harmless."""

@@ -107,16 +107,6 @@ class ResultCache:
                 self._disk.expire()
             await self._clock.sleep(_EXPIRE_EVERY_S)
 
-    def clear(self) -> list[Path]:
-        """Deletes all entries; returns the files that are still to be erased.
-
-        Raises:
-            OSError: the disk refuses.
-        """
-        self._entries.clear()
-        self._size_bytes = self._public_entries = self._public_bytes = 0
-        return self._disk.clear() if self._disk is not None else []
-
     def close(self) -> None:
         """Closes the disk; calling it twice is harmless."""
         if self._disk is not None:

@@ -38,7 +38,7 @@ def agent_url(settings: EdgeSettings) -> str | None:
 
 
 def call_agent(
-    settings: EdgeSettings, url: str, method: str, path: str, *, timeout_s: float, advice: str, json: object = None
+    settings: EdgeSettings, url: str, method: str, path: str, *, timeout_s: float, advice: str
 ) -> httpx.Response:
     """Returns the agent's answer with status 200.
 
@@ -49,7 +49,6 @@ def call_agent(
         path: of the request.
         timeout_s: of each step of the exchange.
         advice: what to do if no agent answers.
-        json: body of the request; None for no body.
 
     Raises:
         ConfigError: the token cannot be read, or the address is not a URL.
@@ -60,7 +59,7 @@ def call_agent(
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     try:
         with open_client(ClientSettings(url, headers=headers, timeout=timeout_s)) as client:
-            response = client.request(method, path, json=json)
+            response = client.request(method, path)
     except HTTP_FAILURES as error:
         raise CapacityError(f"No agent answers at {url} ({connection_fault(error, url)}); {advice}.") from error
     if response.status_code != 200:

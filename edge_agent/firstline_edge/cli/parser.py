@@ -121,7 +121,7 @@ def _add_agent_commands(commands: Commands) -> None:
     purge = _command(
         commands,
         "purge",
-        "erase stored requests, answers, results, scores and the decision log",
+        "erase what a stopped agent stored: requests, answers, results, scores and the decision log",
         example="purge --what cache --yes",
     )
     purge.add_argument("--yes", action="store_true", help="erase; without this, only print what would be erased")

@@ -27,7 +27,6 @@ from firstline_core.errors import (
     RequestError,
     UnknownAnswerError,
 )
-from firstline_core.storage.files import erase
 from firstline_core.storage.seals import Seal
 from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.metrics import RequestMetrics
@@ -163,8 +162,7 @@ class Outbox:
         self._unreadable: set[str] = set()  # ids of damaged records
         self._damage = self._read_problem = self._unopened_problem = ""
         self._reading = ThreadPoolExecutor(1, thread_name_prefix="outbox-reader")
-        self._opening = threading.RLock()
-        self._purging = asyncio.Lock()
+        self._opening = threading.Lock()
         self._is_open = self._closed = False
         self._unopened_counts = (0, 0)
         self._try_open()
@@ -211,7 +209,8 @@ class Outbox:
         """
         while not self._is_open:
             await self.clock.sleep(_RETRY_S)
-            await self._reopen(self._try_open)
+            await asyncio.to_thread(self._try_open)  # which looks at the whole file, while requests go on
+            self.changed.set()
 
     async def put(self, item: OutboxItem) -> None:
         """Stores a promise; returns once it is on the disk. The same request again changes nothing.
@@ -227,7 +226,7 @@ class Outbox:
         self.check()
         self._check_clock()
         stored = pack(item, self._timeline.wall_s(), self._seal)
-        existed, file = request_id in self._timeline, self._database
+        existed = request_id in self._timeline
 
         def insert(transaction: Transaction) -> bool | QueueFullError:
             limit_items, limit_bytes = self.limits.limit_items, self.limits.limit_bytes
@@ -235,8 +234,7 @@ class Outbox:
 
         def note_stored(done: asyncio.Future[bool]) -> None:
             if not done.cancelled() and done.exception() is None and done.result():
-                if self._database is file:  # a purge has not replaced it meanwhile
-                    self._timeline.start(request_id)  # again, if the same request was refused at the same time
+                self._timeline.start(request_id)  # again, if the same request was refused at the same time
                 self.changed.set()
             elif not existed:
                 self._timeline.remove(request_id)
@@ -396,19 +394,6 @@ class Outbox:
         now_wall_s = self._timeline.wall_s()
         await self._write(partial(self._evict, now_wall_s=now_wall_s))
 
-    async def purge(self) -> None:
-        """Deletes all promises and answers, and leaves no byte of them in a file; refuses new promises meanwhile.
-
-        The thread of a cancelled purge continues to the end.
-
-        Raises:
-            OSError, CapacityError: the disk refuses.
-        """
-        async with self._purging:
-            if self._is_open:
-                self._writer.end()
-            await asyncio.shield(self._reopen(self._replace_files))
-
     def age_s(self, item: OutboxItem) -> float:
         """The age of a promise in seconds."""
         return self._timeline.age_s(item.request_id)
@@ -422,16 +407,6 @@ class Outbox:
         while not self.depth:
             self.changed.clear()
             await self.changed.wait()
-
-    async def keep_open(self) -> None:
-        """Opens the file again if a purge could not, until it is cancelled.
-
-        Raises:
-            ConfigError: a newer version wrote the file.
-        """
-        while True:
-            await self.opened()
-            await self.clock.sleep(_RETRY_S)
 
     async def keep_expiring(self) -> None:
         """Deletes old answers every hour, also while no promise is made, until it is cancelled.
@@ -447,17 +422,14 @@ class Outbox:
 
     def close(self) -> None:
         """Closes the outbox after everything that was put is on the disk; the file can then be opened again."""
-        self._closed = True
-        self._close_files()
-        self._reading.shutdown(wait=True)
-
-    def _close_files(self) -> None:
         with self._opening:
+            self._closed = True
             if self._is_open:
                 self._writer.close()
                 self._database.close()
                 self._reading.submit(self._reader.close).result()
                 self._is_open = False
+        self._reading.shutdown(wait=True)
 
     def _try_open(self) -> None:
         """Opens the file unless it is open; notes why not if the disk refuses."""
@@ -499,41 +471,10 @@ class Outbox:
             except SQLITE_ERRORS as error:
                 raise CapacityError(f"The outbox {self.path} cannot be read: {error}. Is the disk failing?") from error
             undo.pop_all()
-        self._damage, self._read_problem = opened.damage, ""  # the latter may be of a file that a purge replaced
+        self._damage = opened.damage
         self._database = Database(opened.connection, totals, opened.mark)
         self._timeline.load(newest_wall_s, created)
         self._writer = self.writer(self._database)
-
-    def _replace_files(self) -> None:
-        """Erases the files and makes new ones in the room that they leave; until then the outbox refuses.
-
-        Raises:
-            OSError, CapacityError: the disk refuses, and some files may not be erased.
-        """
-        with self._opening:  # no other thread opens or erases a file meanwhile
-            was_open = self._is_open
-            self._close_files()
-            if self._closed:
-                self.check()
-            try:
-                erase(self.path)
-                self._damage = ""
-                self._unreadable.clear()
-            finally:
-                self._unopened_counts = (0, 0)
-                self._try_open()
-            if was_open:
-                self.check()
-
-    async def _reopen(self, open_files: Callable[[], None]) -> None:
-        """Opens the file in a thread, and ends the promises that are no longer in it."""
-        before = self._timeline.ids()
-        try:
-            await asyncio.to_thread(open_files)  # which looks at the whole file, while requests go on
-        finally:
-            self.changed.set()
-            for request_id in before.difference(self._timeline.ids()):
-                self.waiters.notify(request_id, None)
 
     async def _readable(self, query: Callable[[sqlite3.Connection], list[StoredItem]]) -> list[OutboxItem]:
         """Returns the promises that a query selects; those whose request cannot be read end."""
@@ -568,7 +509,7 @@ class Outbox:
         if jump is not None:
             log.info("wall clock set ahead", by_s=round(jump.by_s))
             self._jumps.append(jump)
-        if self._jumps and not self._shifting and self._is_open and not self._writer.closed:
+        if self._jumps and not self._shifting and self._is_open:
             self._shifting = True
             shift = self._writer.submit(partial(database.shift_times, jump=self._jumps[0]))
             asyncio.wrap_future(shift).add_done_callback(self._shifted)

@@ -79,10 +79,6 @@ class Timeline:
     def __contains__(self, request_id: object) -> bool:
         return request_id in self._started_s
 
-    def ids(self) -> set[str]:
-        """The ids of all promises."""
-        return set(self._started_s)
-
     def start(self, request_id: str) -> None:
         """Adds a promise that is made now, unless it is there already."""
         self._started_s.setdefault(request_id, self._clock.monotonic_s())

@@ -262,15 +262,6 @@ class Recorder:
         """Records the switch of a model's variant; `facts` name both variants and the reason."""
         self._add({"at": self._clock.wall_s(), "event": "switched", **facts})
 
-    def clear(self) -> list[Path]:
-        """Starts a new decision log; returns the files that are still to be erased.
-
-        Raises:
-            OSError: the disk refuses.
-        """
-        self.flush()
-        return self._decisions.clear()
-
     def close(self) -> None:
         """Writes pending records, and closes the decision log."""
         self.flush()

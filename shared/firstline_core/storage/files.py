@@ -10,7 +10,7 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from firstline_core.errors import ConfigError, FirstlineError, IntegrityError, similar_name
@@ -319,38 +319,16 @@ def erase(path: Path) -> int:
     Raises:
         OSError: the disk refuses.
     """
-    return erase_all(_named(path))
-
-
-def erase_all(paths: Iterable[Path]) -> int:
-    """Erases these files and folders; returns how many bytes were erased."""
     erased_bytes = 0
-    for path in paths:
-        files = (path, *path.rglob("*"))
+    for named in sorted(path.parent.glob(path.name + "*")):
+        files = (named, *named.rglob("*"))
         erased_bytes += sum(_zero(file) for file in files if file.is_file() and not file.is_symlink())
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
+        if named.is_dir() and not named.is_symlink():
+            shutil.rmtree(named)
         else:
-            path.unlink(missing_ok=True)
-        sync_folder(path.parent)
+            named.unlink(missing_ok=True)
+        sync_folder(named.parent)
     return erased_bytes
-
-
-def give_up(path: Path) -> list[Path]:
-    """Renames what `erase` would remove, at once, so that a fresh file or folder can take its place.
-
-    Returns:
-        Paths for `erase_all`, to be called in a thread; a later `erase` finds them too.
-
-    Raises:
-        OSError: the disk refuses.
-    """
-    mark = secrets.token_hex(4)
-    return [found.rename(found.with_name(f"{found.name}.{mark}")) for found in _named(path)]
-
-
-def _named(path: Path) -> list[Path]:
-    return sorted(path.parent.glob(path.name + "*"))
 
 
 def _zero(file: Path) -> int:

@@ -18,7 +18,6 @@ from typing import Any
 import msgspec
 from msgspec import structs
 
-from firstline_core.storage.files import give_up
 from firstline_core.types import InferResponse
 
 _ENCODER = msgspec.json.Encoder()
@@ -88,15 +87,6 @@ class DecisionLog:
             raise
         self.close()
         self._stream, self._size_bytes = fresh, 0
-
-    def clear(self) -> list[Path]:
-        """Starts an empty log; returns the files that are still to be erased, see `storage.files.give_up`.
-
-        Raises:
-            OSError: the disk refuses.
-        """
-        self.close()
-        return give_up(self._path)
 
     def close(self) -> None:
         """Closes the file; calling it twice is harmless."""

@@ -161,19 +161,6 @@ def test_only_content_between_holes_is_zeroed(tmp_path: Path) -> None:
     assert beside.stat().st_blocks <= before_blocks
 
 
-def test_renamed_files_are_erased_later(tmp_path: Path) -> None:
-    (log := tmp_path / "log").write_bytes(b"secret")
-    (tmp_path / "log.1").write_bytes(b"secret too")
-    given_up = files.give_up(log)
-    log.write_bytes(b"begun anew")
-    assert files.erase_all(given_up) == 16
-    assert [path.name for path in tmp_path.iterdir()] == ["log"]
-    files.give_up(log)  # and then the power went
-    assert not log.exists()
-    assert files.erase(log) == 10
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_copy_is_private(tmp_path: Path) -> None:
     (tmp_path / "from").write_bytes(b"model" * 1000)
     files.copy_whole(tmp_path / "from", tmp_path / "to")

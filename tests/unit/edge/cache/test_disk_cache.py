@@ -14,7 +14,7 @@ import threading
 import time
 import zlib
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import wait
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from firstline_core.clock import SimulatedClock
-from firstline_core.storage.files import erase_all
 from firstline_core.storage.seals import Seal
 from firstline_edge.cache import disk_cache
 from firstline_edge.cache.disk_cache import DiskCache, KeyFilter
@@ -298,17 +297,6 @@ def test_expired_entries_leave_the_disk(directory: Path, cache: DiskCache, monke
     monkeypatch.undo()
 
 
-def test_a_cache_works_on_after_its_erasure(directory: Path, cache: DiskCache) -> None:
-    cache.put(KEY, b"v")
-    given_up = cache.clear()
-    assert cache.get(KEY) is None
-    cache.put(KEY, b"new")
-    assert erase_all(given_up) > 0
-    assert cache.get(KEY) is not None
-    cache.close()
-    assert list(directory.parent.iterdir()) == [directory]
-
-
 def test_results_are_encrypted_with_a_key_and_another_one_misses(directory: Path) -> None:
     first = DiskCache(directory, limit_bytes=1 << 24, ttl_s=60, seal=Seal([b"k" * 32]))
     first.put(KEY, b"what the model said")
@@ -578,22 +566,6 @@ def test_it_is_closed_when_all_is_written(directory: Path, cache: DiskCache) -> 
     assert rows_on_disk(directory) == 100
     cache.close()
     assert cache.get(KEY) is None
-
-
-def test_nothing_is_written_after_an_erasure(directory: Path, cache: DiskCache) -> None:
-    with Held(directory):
-        for number in range(100):
-            cache.put(number.to_bytes(32), b"what is to be erased")
-        clearing = ThreadPoolExecutor(1).submit(cache.clear)
-        assert not clearing.done()
-    given_up = clearing.result()
-    assert all(cache.get(number.to_bytes(32)) is None for number in range(100))
-    aside = [file for folder in given_up for file in folder.iterdir()]
-    assert b"".join(file.read_bytes() for file in aside).count(b"what is to be erased") == 1  # which was on its way
-    assert erase_all(given_up) > 0
-    cache.put(KEY, b"new")
-    cache.close()
-    assert rows_on_disk(directory) == 1
 
 
 def test_expired_entries_leave_under_load(directory: Path, cache: DiskCache, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -191,7 +191,6 @@ def test_status_without_an_agent(run: Run) -> None:
 @pytest.mark.parametrize(
     ("command", "code"),
     [
-        (("purge", "--yes"), 2),
         (("update", "rollback", "digits"), 2),
         (("update", "rollback", "--configuration"), 2),
         (("status",), 1),

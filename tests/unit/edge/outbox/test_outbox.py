@@ -2,7 +2,6 @@ import asyncio
 import contextlib
 import logging
 import sqlite3
-import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -16,7 +15,6 @@ from support.escalations import request, response
 from firstline_core.clock import SimulatedClock
 from firstline_core.errors import CapacityError, ConfigError, QueueFullError, RequestError, UnknownAnswerError
 from firstline_core.ids import new_request_id
-from firstline_core.storage import files
 from firstline_core.telemetry.trace import received
 from firstline_core.types import Attempt, InferRequest, Privacy, Status, Tier
 from firstline_core.units import DAY_S
@@ -684,155 +682,6 @@ async def test_many_puts_share_few_commits(open_outbox: Open) -> None:
     assert outbox.depth == 200
     assert commits < 50
     assert outbox._database.connection.execute("PRAGMA synchronous").fetchone() == (2,)
-
-
-async def test_a_purge_does_not_wait_for_other_readers(path: Path, open_outbox: Open, clock: SimulatedClock) -> None:
-    outbox = open_outbox()
-    await outbox.put(purged := item())
-    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as reader:
-        reader.executescript("BEGIN; SELECT * FROM items;")
-        erased, put = await asyncio.gather(outbox.purge(), outbox.put(item()), return_exceptions=True)
-        assert erased is None
-        assert isinstance(put, CapacityError)  # refused meanwhile
-    await clock.advance(10)
-    assert outbox.age_s(purged) == outbox.depth == 0
-    await outbox.put(item())
-    assert outbox.depth == 1
-
-
-async def test_promise_purged_before_its_put_returned_is_not_waiting(path: Path) -> None:
-    reopened = threading.Event()
-    writers: list[database.Writer] = []
-
-    def writer(opened: database.Database) -> database.Writer:
-        writers.append(database.make_writer(opened))
-        if len(writers) == 2:
-            reopened.set()
-        return writers[-1]
-
-    with contextlib.closing(Outbox(path, writer=writer)) as outbox:
-        promise = item()
-        tasks = [asyncio.create_task(outbox.put(promise)), asyncio.create_task(outbox.purge())]
-        for _ in range(3):
-            await asyncio.sleep(0)
-        assert reopened.wait(10)  # the event loop does other work meanwhile
-        await asyncio.gather(*tasks)
-        assert outbox.depth == 0 and not outbox.is_waiting(promise)
-
-
-@pytest.mark.parametrize("meanwhile", ["another purge", "a cancellation", "another try to open"])
-async def test_promises_made_after_a_disturbed_purge_are_kept(
-    open_outbox: Open, clock: SimulatedClock, monkeypatch: pytest.MonkeyPatch, meanwhile: str
-) -> None:
-    started, may_erase, erased = threading.Event(), threading.Semaphore(0), threading.Event()
-
-    def erase_slowly(erasing: Path) -> None:
-        started.set()
-        assert may_erase.acquire(timeout=5)
-        files.erase(erasing)
-        erased.set()
-
-    monkeypatch.setattr("firstline_edge.outbox.outbox.erase", erase_slowly)
-    outbox = open_outbox()
-    await outbox.put(item())
-    tasks = [asyncio.create_task(outbox.purge())]
-    assert await asyncio.to_thread(started.wait, 5)
-    if meanwhile == "another purge":
-        tasks.append(asyncio.create_task(outbox.purge()))
-    elif meanwhile == "a cancellation":
-        tasks[0].cancel()
-    else:
-        tasks.append(asyncio.create_task(outbox.opened()))
-        await asyncio.sleep(0)
-        await clock.advance(31.0)
-    for _ in range(50):  # time for a thread to open the file that is being erased
-        await asyncio.sleep(0.001)
-    for task in tasks:
-        may_erase.release()
-        await asyncio.wait([task])
-    assert await asyncio.to_thread(erased.wait, 5)
-    kept = [item() for _ in range(5)]
-    async with asyncio.timeout(5):
-        while outbox.depth < len(kept):
-            with contextlib.suppress(CapacityError):  # a cancelled purge has not opened the file yet
-                await outbox.put(kept[outbox.depth])
-    outbox.close()
-    reopened = open_outbox()
-    assert ids_of(await reopened.pending(9)) == ids_of(kept)
-
-
-async def test_a_closed_outbox_leaves_its_file_to_others(open_outbox: Open) -> None:
-    outbox = open_outbox()
-    await outbox.put(item())
-    purging = asyncio.create_task(outbox.purge())
-    await asyncio.sleep(0)
-    outbox.close()
-    other = open_outbox()
-    await other.put(item())
-    await asyncio.gather(purging, return_exceptions=True)
-    depth = other.depth
-    other.close()
-    reopened = open_outbox()
-    assert reopened.depth == depth > 0
-
-
-async def purge_and_lose_the_file(outbox: Outbox, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Purges an outbox; a folder takes the place of its file before it can be opened again."""
-
-    def erase_and_block(erased: Path) -> None:
-        files.erase(erased)
-        erased.mkdir()
-
-    with monkeypatch.context() as patch:
-        patch.setattr("firstline_edge.outbox.outbox.erase", erase_and_block)
-        with pytest.raises(CapacityError):
-            await outbox.purge()
-    assert outbox.problem
-    await asyncio.to_thread(path.rmdir)
-
-
-async def until_open(outbox: Outbox, clock: SimulatedClock) -> None:
-    keeping = asyncio.create_task(outbox.keep_open())
-    async with asyncio.timeout(5):
-        while outbox.problem:
-            await clock.advance(10.0)
-            await asyncio.sleep(0.0005)
-    keeping.cancel()
-    await asyncio.gather(keeping, return_exceptions=True)
-
-
-async def test_a_file_that_a_purge_could_not_open_is_opened_later(
-    path: Path, open_outbox: Open, clock: SimulatedClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    outbox = open_outbox()
-    await outbox.put(purged := item())
-    with outbox.waiters.watch(purged.request.request_id) as completion:
-        await purge_and_lose_the_file(outbox, path, monkeypatch)
-        await until_open(outbox, clock)
-        assert await asyncio.wait_for(completion, 5) is None
-    await outbox.put(item())
-    assert outbox.depth == 1
-
-
-@pytest.mark.parametrize("opened", [True, False])
-async def test_nothing_of_erased_files_is_reported(
-    path: Path, open_outbox: Open, clock: SimulatedClock, monkeypatch: pytest.MonkeyPatch, opened: bool
-) -> None:
-    outbox = open_outbox()
-    await outbox.put(item())
-    outbox._database.connection.execute("UPDATE items SET request = x'00'")
-    await outbox.pending(9)
-    outbox._database.connection.execute("ALTER TABLE items RENAME TO elsewhere")  # as if its page could not be read
-    with pytest.raises(CapacityError):
-        await outbox.pending(9)
-    assert "1 record could" in outbox.damage
-    assert "could not be read" in outbox.problem
-    await purge_and_lose_the_file(outbox, path, monkeypatch)
-    if opened:
-        await until_open(outbox, clock)
-    else:
-        await outbox.purge()
-    assert (outbox.damage, outbox.problem) == ("", "")
 
 
 async def test_a_closed_outbox_refuses(outbox: Outbox) -> None:
