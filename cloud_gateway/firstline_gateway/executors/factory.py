@@ -14,6 +14,7 @@ from firstline_core.errors import FirstlineError
 from firstline_core.hardware.kernel_files import Tree
 from firstline_core.hardware.survey import fingerprint
 from firstline_core.runtime.select import RuntimeOptions, check_options
+from firstline_core.storage.setting_places import quoted
 from firstline_core.telemetry.logs import logger
 from firstline_gateway.executors.base import Executor
 from firstline_gateway.executors.dispatch.dispatcher import Dispatcher
@@ -191,4 +192,4 @@ def check_executors(settings: Settings) -> None:
             import firstline_gateway.executors.ray.cluster  # noqa: F401 (raises where Ray is absent)
         read(found.profiles)
         if found.providers:
-            check_options(RuntimeOptions(providers=found.providers), f"executors.{name}.providers")
+            check_options(RuntimeOptions(providers=found.providers), f"executors.{quoted(name)}.providers")

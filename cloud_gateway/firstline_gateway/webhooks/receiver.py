@@ -16,6 +16,7 @@ from firstline_core.protocol.http_client import (
     open_async_client,
     without_environment,
 )
+from firstline_core.storage.setting_places import quoted
 from firstline_gateway.settings.settings import Webhook
 from firstline_gateway.webhooks import messages
 from firstline_gateway.webhooks.messages import Message
@@ -104,7 +105,7 @@ class Receiver:
         return f"Check that the receiver runs, and that this gateway reaches the address in {self._setting('url')}."
 
     def _setting(self, key: str) -> str:
-        return f"webhooks.{self.name}.{key}"
+        return f"webhooks.{quoted(self.name)}.{key}"
 
 
 def receiver_of(name: str, settings: Webhook, clock: Clock) -> Receiver:
@@ -113,6 +114,6 @@ def receiver_of(name: str, settings: Webhook, clock: Clock) -> Receiver:
     Raises:
         ConfigError: the file of the signing key, or a variable of the environment, cannot be used.
     """
-    signing_key = messages.read_key(settings.secret_file, f"webhooks.{name}.secret_file")
+    signing_key = messages.read_key(settings.secret_file, f"webhooks.{quoted(name)}.secret_file")
     server = ClientSettings(settings.url, timeout=_TIMEOUT_S, use_environment=True)
     return Receiver(name, without_environment(server), signing_key, clock)

@@ -16,10 +16,10 @@ from firstline_core.errors import ConfigError, FirstlineError
 from firstline_core.storage import files
 
 FILE_LIMIT_BYTES = 1024 * 1024
-_SECTION = re.compile(r"(?<![\w./'\"-])[a-z_]+(?=[.\[])")
-_PLAIN_NAME = re.compile(r"[A-Za-z0-9_][\w-]*")
 ANY_NAME = "[...]"
-_PART = re.compile(rf"{re.escape(ANY_NAME)}|[^.\[\]]+")
+# A key in a message, such as `links[0].url` or `executors."gpu.1".engine`, and its parts.
+_KEY = re.compile(r"""(?<![\w./'"-])[a-z_]+(?:\.[A-Za-z0-9_][\w-]*|\."[^"]+"|\[\d+\])+""")
+_PART = re.compile(rf'{re.escape(ANY_NAME)}|"[^"]+"|[^.\[\]]+')
 
 
 class GivenValue(NamedTuple):
@@ -86,35 +86,10 @@ class Sources:
         try:
             yield
         except ConfigError as error:
-            named = self._named(error.message, is_key)
+            named = _keys_in(error.message, is_key)
             given = next((where for path in named if (where := self._exact(path))), "")
             where = given or self._closest(named[0] if named else [])
             raise type(error)(f"{where}: {error.message}" if where else error.message) from error
-
-    def _named(self, message: str, is_key: Callable[[list[str]], bool]) -> list[list[str]]:
-        """Returns the settings that a message names; names in free tables are those that the sources have."""
-        found = []
-        for section in _SECTION.finditer(message):
-            path, rest = [section[0]], message[section.end() :]
-            while part := _next_part(rest, self._names(path)):
-                spelled_part, name = part
-                if not is_key([*path, name]):
-                    break
-                path, rest = [*path, name], rest[len(spelled_part) :]
-            if len(path) > 1 and is_key(path):
-                found.append(path)
-        return found
-
-    def _names(self, path: list[str]) -> set[str]:
-        """Returns the names that the sources have in a table."""
-        names: set[str] = set()
-        for key, value in [*((each.key, each.parsed) for each in self.given), ([], _parsed(self._content))]:
-            if key[: len(path)] == path and len(key) > len(path):
-                names.add(key[len(path)])
-            elif key == path[: len(key)]:
-                found = value_at(value, path[len(key) :])
-                names.update(found if isinstance(found, dict) else ())
-        return names
 
     def _exact(self, path: list[str]) -> str:
         """Returns where a setting, or the section or list that contains it, is given; "" for a default."""
@@ -166,13 +141,6 @@ def _content(file: Path) -> str:
         return ""
 
 
-def _parsed(text: str) -> dict[str, Any]:
-    try:
-        return tomllib.loads(text)
-    except (ValueError, RecursionError):
-        return {}
-
-
 def value_of(text: str) -> object:
     """Returns the value of a variable: parsed JSON for lists and tables, otherwise the text."""
     if text.startswith(("[", "{")):
@@ -194,23 +162,24 @@ def value_at(value: Any, path: list[str]) -> Any:
     return value
 
 
-def _next_part(rest: str, names: set[str]) -> tuple[str, str] | None:
-    """Returns the next part of a key at the start of a text, as it is spelled there and as it is; None at its end."""
-    if number := re.match(r"\[(\d+)\]", rest):
-        return number[0], number[1]
-    if not rest.startswith("."):
-        return None
-    for name in sorted(names, key=len, reverse=True):
-        for spelled_name in (f".{name}", f'."{name}"'):
-            if rest.startswith(spelled_name) and not re.match(r"[\w-]", rest[len(spelled_name) :]):
-                return spelled_name, name
-    plain = _PLAIN_NAME.match(rest, 1)
-    return (f".{plain[0]}", plain[0]) if plain else None
+def _keys_in(message: str, is_key: Callable[[list[str]], bool]) -> list[list[str]]:
+    """Returns the settings that a message names, in parts, without what follows them in the sentence."""
+    found = []
+    for key in _KEY.finditer(message):
+        path = parts_of(key[0])
+        while len(path) > 1 and not is_key(path):
+            path.pop()
+        if len(path) > 1:
+            found.append(path)
+    return found
 
 
 def parts_of(path: str | None) -> list[str]:
-    """Splits `$.links[0].url` into ["links", "0", "url"]; msgspec writes `[...]`, `ANY_NAME`, for a name in a table."""
-    return _PART.findall((path or "").removeprefix("$"))
+    """Splits `$.links[0].url` into ["links", "0", "url"]; the inverse of `spelled`.
+
+    msgspec writes `[...]`, `ANY_NAME`, for a name in a table.
+    """
+    return [part.strip('"') for part in _PART.findall((path or "").removeprefix("$"))]
 
 
 def spelled(path: list[str]) -> str:

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from firstline_core.errors import ConfigError, ModelLoadError
-from firstline_core.storage.setting_places import Sources, line_of, naming_key, spelled
+from firstline_core.storage.setting_places import Sources, line_of, naming_key, quoted, spelled
 
 _ENGINE = "executors.gpu-1.engine"
 _TEXT = """\
@@ -74,7 +74,7 @@ def test_errors_name_the_key_with_its_line(tmp_path: Path) -> None:
 def test_any_name_of_a_table_has_its_line(tmp_path: Path, text: str, name: str, line: int) -> None:
     (tmp_path / "agent.toml").write_text(text)
     with pytest.raises(ConfigError) as caught, Sources(tmp_path / "agent.toml").naming(_is_key):
-        raise ConfigError(f"executors.{name}.engine is wrong.")
+        raise ConfigError(f"executors.{quoted(name)}.engine is wrong.")
     assert caught.value.message.startswith(f"{tmp_path}/agent.toml:{line}: executors")
 
 
@@ -84,8 +84,8 @@ def test_a_name_of_a_table_may_come_from_a_variable(tmp_path: Path) -> None:
     sources = Sources(tmp_path / "agent.toml", None, environ, "X_")
     for name, variable in [("GPU.1", "X_EXECUTORS"), ("gpu", "X_EXECUTORS__GPU__ENGINE")]:
         with pytest.raises(ConfigError) as caught, sources.naming(_is_key):
-            raise ConfigError(f"executors.{name}.engine is wrong.")
-        assert caught.value.message.startswith(f"the environment variable {variable}: executors.{name}")
+            raise ConfigError(f"executors.{quoted(name)}.engine is wrong.")
+        assert caught.value.message.startswith(f"the environment variable {variable}: executors.{quoted(name)}")
 
 
 def test_an_absent_key_gets_a_variable_of_its_table(tmp_path: Path) -> None:
