@@ -16,7 +16,7 @@ from firstline.workbench.infer import upright_image
 from firstline.workbench.selection import is_graded, is_lost
 from firstline_core.bundle.manifest import certificate_problem, valid_certificate
 from firstline_core.processing.steps import Decode
-from firstline_core.routing import binomial
+from firstline_core.routing.bounds import clopper_pearson
 from firstline_core.routing.certificate import Certificate
 from firstline_core.routing.policy import auroc
 from firstline_core.tasks.classification import Classification, temper
@@ -57,8 +57,8 @@ def share(hits: float, rows: int) -> Share:
     if not rows:
         return Share(0, 0, float("nan"), 0.0, 1.0)
     hits = int(hits) if float(hits).is_integer() else hits
-    low = 1 - binomial.upper_bound(rows - math.floor(hits), rows, 0.025)
-    return Share(hits, rows, hits / rows, low, binomial.upper_bound(math.ceil(hits), rows, 0.025))
+    low = 1 - clopper_pearson(rows - math.floor(hits), rows, 0.025)
+    return Share(hits, rows, hits / rows, low, clopper_pearson(math.ceil(hits), rows, 0.025))
 
 
 class Curve(NamedTuple):

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from firstline_core.routing.binomial import cdf, upper_bound
+from firstline_core.routing.binomial import cdf
+from firstline_core.routing.bounds import clopper_pearson
 from firstline_core.routing.certification import CertificationResult, Start, certify, split, start_shares, starts_at
 from firstline_core.routing.contracts import certify_groups, certify_stream, certify_weighted
 
@@ -107,7 +108,7 @@ def test_certified_bound_is_below_epsilon(rows: Any, epsilon: float, delta: floa
         return
     kept = [wrong for score, wrong in rows if score >= found.threshold]
     assert found.kept == len(kept) / found.n
-    assert upper_bound(sum(kept), len(kept), delta) <= found.risk_upper + 1e-9 <= epsilon + 2e-9
+    assert clopper_pearson(sum(kept), len(kept), delta) <= found.risk_upper + 1e-9 <= epsilon + 2e-9
     assert cdf(sum(kept), len(kept), epsilon) <= delta
     assert found.n_needed == 0
 

@@ -1,5 +1,6 @@
 """Tests of "the mean loss is at most this" for losses anywhere in [0, 1], for which the binomial tail is not valid.
 
+Also the bounds that such tests prove, and the exact bound of a rate of errors.
 Every p-value here is valid for any distribution of independent losses and any sample size. It decreases as the tested
 mean increases: a proof at 2 % is also one at 5 %.
 """
@@ -83,10 +84,19 @@ def upper_bound(p_value: Callable[[float], float], level: float) -> float:
         level: above 0 and below 1.
     """
     low, high = 0.0, 1.0
-    while high - low > 1e-9:
+    while high - low > 1e-10 * high:
         middle = (low + high) / 2
         if p_value(middle) > level:
             low = middle
         else:
             high = middle
     return high
+
+
+def clopper_pearson(errors: int, trials: int, level: float) -> float:
+    """Returns the Clopper-Pearson bound: the largest rate at which this few errors have probability `level`.
+
+    Clopper and Pearson 1934, "The Use of Confidence or Fiducial Limits". The true rate lies above the bound with
+    probability at most `level`. Without errors it is 1 - level ** (1 / trials).
+    """
+    return upper_bound(lambda rate: float(cdf(errors, trials, rate)), level)

@@ -374,7 +374,7 @@ class RiskTests:
         """Returns the upper confidence bound of the risk among the first `kept` rows, at most epsilon."""
         errors = float(self.losses[:kept].sum())
         if self._exact:
-            risk = binomial.upper_bound(round(errors), kept, level)
+            risk = bounds.clopper_pearson(round(errors), kept, level)
         elif not self._by_betting:
             risk = bounds.upper_bound(lambda mean: float(bounds.hoeffding_bentkus(errors, kept, mean)), level)
         else:

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from firstline_core.routing.bounds import betting, hoeffding_bentkus, upper_bound
+from firstline_core.routing.bounds import betting, clopper_pearson, hoeffding_bentkus, upper_bound
 
 
 def _from_sum(losses: Any, mean: float) -> float:
@@ -48,3 +48,16 @@ def test_one_loss_by_hand() -> None:
     assert betting(np.array([1.0]), 0.5) == 1  # all bets lost
     assert _from_sum(np.zeros(2), 0.5) == pytest.approx(0.25)
     assert betting(np.array([]), 0.5) == _from_sum(np.array([]), 0.5) == 1
+
+
+@pytest.mark.parametrize(("errors", "trials"), [(0, 1), (0, 299), (3, 150), (12, 400), (149, 150), (900, 1_000_000)])
+@pytest.mark.parametrize("level", [0.1, 0.05, 1e-4])
+def test_the_bound_agrees_with_the_beta_quantile(errors: int, trials: int, level: float) -> None:
+    from scipy import stats
+
+    expected = stats.beta.ppf(1 - level, errors + 1, trials - errors)
+    assert clopper_pearson(errors, trials, level) == pytest.approx(expected, rel=1e-8)
+
+
+def test_no_trials_have_an_upper_bound_of_one() -> None:
+    assert clopper_pearson(0, 0, 0.05) == clopper_pearson(7, 7, 0.05) == 1
