@@ -12,16 +12,14 @@ from support.sample_bundles import colour_bundle
 from bench.fuzzing.graphs import WIDTH, GraphInput, check_graph, graph_input, loaded_graph
 from firstline_core.bundle.loaded_model import LoadedModel
 from firstline_core.bundle.loading import load_model
-from firstline_core.bundle.row_check import _PreparedRows
 from firstline_core.errors import InferenceError
 from firstline_core.processing.steps import Detrend, PreStep, Scale, Standardize
 from firstline_core.runtime.select import RuntimeOptions
-from firstline_core.types import Arrays, row_count, take_rows
+from firstline_core.types import Arrays, join_rows, row_count, take_rows
 
 NUMBERS = range(60)
 FIRST: list[list[PreStep]] = [[], [Standardize()], [Scale(tuple(range(WIDTH)), tuple(range(1, WIDTH + 1)))]]
 STEPS: list[PreStep] = [Detrend(), Detrend("constant"), Scale((0.5,), (2.0,))]
-LIMITS_BYTES = [0, 50, 1 << 20]
 
 
 def graph(number: int) -> GraphInput:
@@ -58,13 +56,11 @@ def test_images_prepared_alone_equal_images_prepared_together(tmp_path: Path) ->
 
 
 def compare(loaded: LoadedModel, rows: Arrays, random: Random) -> None:
-    """Takes rows in several orders, so that some were prepared before and some not, and there is room for a few."""
-    for limit_bytes in LIMITS_BYTES:
-        prepared, everything = _PreparedRows(loaded, rows, limit_bytes), list(range(row_count(rows)))
-        orders = [everything[:1], everything, everything[::-1], *(random.choices(everything, k=k) for k in (3, 7, 32))]
-        for positions in orders:
-            alone, together = prepared.take(positions), loaded.prepare(take_rows(rows, positions))
-            assert list(alone) == list(together)
-            for name, array in together.items():
-                assert alone[name].dtype == array.dtype
-                np.testing.assert_array_equal(alone[name], array)
+    everything = list(range(row_count(rows)))
+    for positions in [everything, everything[::-1], *(random.choices(everything, k=k) for k in (3, 7, 32))]:
+        alone = join_rows([loaded.prepare(take_rows(rows, [at])) for at in positions])
+        together = loaded.prepare(take_rows(rows, positions))
+        assert list(alone) == list(together)
+        for name, array in together.items():
+            assert alone[name].dtype == array.dtype
+            np.testing.assert_array_equal(alone[name], array)

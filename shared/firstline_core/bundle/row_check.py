@@ -25,8 +25,6 @@ TOLERANCE = 1e-3
 # A large batch shows an effect of many rows; in a small one, each row weighs more.
 _BATCHES = (32, 3)
 _FEWEST_ROWS = 4
-# Of all rows that are prepared once; a device that tests a model has little memory.
-_PREPARED_BYTES = 16 << 20
 
 Answer = Callable[[Array], Arrays]
 Compare = Callable[[Arrays, Arrays], float]
@@ -84,10 +82,9 @@ def check_model_rows(bundle: Bundle, loaded: LoadedModel, inputs: Arrays, *, lim
         InvalidTensorError: the inputs do not fit the bundle.
         InferenceError: the model fails on a single row.
     """
-    prepared = _PreparedRows(loaded, inputs)
 
     def answer(positions: Array) -> Arrays:
-        prediction = loaded.compute(prepared.take(positions.tolist()))
+        prediction = loaded.compute(loaded.prepare(take_rows(inputs, positions.tolist())))
         return {**prediction.outputs, **prediction.evidence}
 
     found = check_rows(answer, np.arange(row_count(inputs)), loaded.task.difference, limit_s=limit_s)
@@ -102,39 +99,6 @@ def check_model_rows(bundle: Bundle, loaded: LoadedModel, inputs: Arrays, *, lim
     ]
     operators = (find_row_operator(file, runtime, found.depends_on) for file, runtime in files)
     return found._replace(operator=next(filter(None, operators), None))
-
-
-class _PreparedRows:
-    """Prepares rows once for all passes, as far as memory allows; steps with a model of their own run in each pass."""
-
-    def __init__(self, loaded: LoadedModel, inputs: Arrays, limit_bytes: int = _PREPARED_BYTES) -> None:
-        self._loaded = loaded
-        self._inputs = inputs
-        self._rows: dict[int, Arrays] = {}
-        has_graph = any(isinstance(step, Graph) for step in loaded.model.presteps)
-        self._left_bytes = 0 if has_graph else limit_bytes
-
-    def take(self, positions: list[int]) -> Arrays:
-        """Returns the prepared rows at some positions."""
-        if not self._left_bytes and not self._rows:
-            return self._prepare(positions)
-        rows = [self._row(at) for at in positions]
-        shapes = {tuple(array.shape for array in row.values()) for row in rows}
-        # Rows of several lengths are padded together, or refused.
-        return join_rows(rows) if len(shapes) == 1 else self._prepare(positions)
-
-    def _row(self, at: int) -> Arrays:
-        if (found := self._rows.get(at)) is not None:
-            return found
-        found = self._prepare([at])
-        size = sum(array.nbytes for array in found.values())
-        if size <= self._left_bytes:
-            self._rows[at] = found
-            self._left_bytes -= size
-        return found
-
-    def _prepare(self, positions: list[int]) -> Arrays:
-        return self._loaded.prepare(take_rows(self._inputs, positions))
 
 
 def check_rows(
