@@ -53,7 +53,7 @@ class UpdateState(StrEnum):
 _S = UpdateState
 _NOT_TRIED = frozenset({_S.REJECTED, _S.FAILED, _S.CANCELLED, _S.EXPIRED})
 
-FOLLOWERS: Mapping[UpdateState, frozenset[UpdateState]] = MappingProxyType(
+_FOLLOWERS: Mapping[UpdateState, frozenset[UpdateState]] = MappingProxyType(
     {
         _S.OFFERED: frozenset({_S.DOWNLOADING}) | _NOT_TRIED,
         _S.DOWNLOADING: frozenset({_S.VERIFIED}) | _NOT_TRIED,
@@ -61,14 +61,9 @@ FOLLOWERS: Mapping[UpdateState, frozenset[UpdateState]] = MappingProxyType(
         _S.STAGED: frozenset({_S.TRIAL}) | _NOT_TRIED,
         _S.TRIAL: frozenset({_S.COMMITTED, _S.ROLLED_BACK}),
         _S.COMMITTED: frozenset({_S.ROLLED_BACK}),
-        _S.ROLLED_BACK: frozenset(),
-        _S.FAILED: frozenset(),
-        _S.REJECTED: frozenset(),
-        _S.CANCELLED: frozenset(),
-        _S.EXPIRED: frozenset(),
     }
 )
-"""The allowed transitions."""
+"""The allowed transitions; all other states are final."""
 
 ENDED = frozenset({_S.COMMITTED, _S.ROLLED_BACK, _S.FAILED, _S.REJECTED, _S.CANCELLED, _S.EXPIRED})
 """Final states."""
@@ -79,4 +74,4 @@ UNSUCCESSFUL = frozenset({_S.ROLLED_BACK, _S.FAILED, _S.REJECTED})
 
 def may_follow(before: UpdateState, after: UpdateState) -> bool:
     """Returns whether an update may change from one state to another."""
-    return after in FOLLOWERS[before]
+    return after in _FOLLOWERS.get(before, ())

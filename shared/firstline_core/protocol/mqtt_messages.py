@@ -229,55 +229,32 @@ _NAME_LIMIT_CHARACTERS = 128
 _REFUSED = frozenset("+#/$\0")
 
 
-@dataclass(frozen=True, slots=True)
 class Topics:
     """The topics of one device.
 
-    Raises:
-        ConfigError: an invalid prefix or device name.
+    Attributes:
+        birth: session id, capabilities and model digests; retained.
+        state: online or offline, with the session id; retained, and the last will.
+        response: the gateway's answers to this device.
+        results: corrections, for applications near the device; never retained.
+        desired: the desired state; retained.
+        reported: the reported state; retained.
+        telemetry: the device's telemetry and events.
     """
 
-    device: str
-    prefix: str = DEFAULT_PREFIX
+    def __init__(self, device: str, prefix: str = DEFAULT_PREFIX) -> None:
+        """Names the topics.
 
-    def __post_init__(self) -> None:
-        _check_prefix(self.prefix)
-        if why := _fault(self.device):
-            raise errors.ConfigError(f"The device name {self.device!r} {why}.")
-
-    @property
-    def birth(self) -> str:
-        """Topic of session id, capabilities and model digests; retained."""
-        return self._own("birth")
-
-    @property
-    def state(self) -> str:
-        """Topic of online or offline, with the session id; retained, and the last will."""
-        return self._own("state")
-
-    @property
-    def response(self) -> str:
-        """Topic of the gateway's answers to this device."""
-        return self._own("res")
-
-    @property
-    def results(self) -> str:
-        """Topic of corrections, for applications near the device; never retained."""
-        return self._own("results")
-
-    @property
-    def desired(self) -> str:
-        """Topic of the desired state; retained."""
-        return self._own("desired")
-
-    @property
-    def reported(self) -> str:
-        """Topic of the reported state; retained."""
-        return self._own("reported")
-
-    @property
-    def telemetry(self) -> str:
-        return self._own("telemetry")
+        Raises:
+            ConfigError: an invalid prefix or device name.
+        """
+        _check_prefix(prefix)
+        if why := _fault(device):
+            raise errors.ConfigError(f"The device name {device!r} {why}.")
+        self._own = own = f"{prefix}/{device}"
+        self.birth, self.state = f"{own}/birth", f"{own}/state"
+        self.response, self.results = f"{own}/res", f"{own}/results"
+        self.desired, self.reported, self.telemetry = f"{own}/desired", f"{own}/reported", f"{own}/telemetry"
 
     def request(self, model: str) -> str:
         """Returns the topic of this device's requests to `model`.
@@ -287,10 +264,7 @@ class Topics:
         """
         if why := _fault(model):
             raise errors.RequestError(f"The model name {model!r} {why}.")
-        return f"{self._own('req')}/{model}"
-
-    def _own(self, leaf: str) -> str:
-        return f"{self.prefix}/{self.device}/{leaf}"
+        return f"{self._own}/req/{model}"
 
 
 def shared_requests(group: str, prefix: str = DEFAULT_PREFIX) -> str:
