@@ -18,12 +18,7 @@ from numpy.typing import NDArray
 
 from firstline_core.errors import InferenceError, NotAcceptableError, RequestError, did_you_mean
 from firstline_core.processing.decoding import DecodingCost, FileDecoding
-from firstline_core.processing.image_header import (
-    MeasuredImage,
-    check_limits,
-    is_encoded_image,
-    read_header,
-)
+from firstline_core.processing.image_header import MeasuredImage, check_limits, is_encoded_image, read_header
 from firstline_core.processing.steps import Decode, Resize
 from firstline_core.protocol import file_inference
 from firstline_core.protocol.asgi import Request

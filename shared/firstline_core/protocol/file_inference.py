@@ -18,13 +18,7 @@ from firstline_core.protocol import file_body, tensors
 from firstline_core.protocol import parameters as params
 from firstline_core.protocol.http import CONTENT_TYPE, header, run_decoder
 from firstline_core.protocol.oip import UNKNOWN, Origin, checked_id
-from firstline_core.types import (
-    InferRequest,
-    InferResponse,
-    ModelMetadata,
-    Tensor,
-    all_finite,
-)
+from firstline_core.types import InferRequest, InferResponse, ModelMetadata, Tensor, all_finite
 
 
 async def read_request(

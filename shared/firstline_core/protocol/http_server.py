@@ -40,14 +40,7 @@ from uvicorn.server import ServerState
 
 from firstline_core.clock import SYSTEM_CLOCK, Clock
 from firstline_core.errors import RequestError
-from firstline_core.protocol.asgi import (
-    STATE_KEY,
-    AsgiApp,
-    Message,
-    RequestInfo,
-    Scope,
-    age_s,
-)
+from firstline_core.protocol.asgi import STATE_KEY, AsgiApp, Message, RequestInfo, Scope, age_s
 from firstline_core.protocol.http import closing_response
 from firstline_core.protocol.sockets import listen
 from firstline_core.telemetry.logs import logger

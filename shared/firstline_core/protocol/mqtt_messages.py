@@ -26,16 +26,10 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from firstline_core import errors
+from firstline_core.protocol import oip
 from firstline_core.protocol.http import error_body, error_from
 from firstline_core.protocol.limits import DEFAULT_LIMITS, Limits
-from firstline_core.protocol.oip import (
-    Encoded,
-    Origin,
-    decode_request,
-    decode_response,
-    encode_request,
-    encode_response,
-)
+from firstline_core.protocol.oip import Encoded, Origin
 from firstline_core.protocol.tls import verifying_context
 from firstline_core.storage.files import system_reason
 from firstline_core.storage.secrets import read_secret
@@ -346,7 +340,7 @@ def request_publication(
     """
     if request.deadline_s is not None:
         request = replace(request, deadline_s=min(request.deadline_s, now_s + EXPIRY_MAX_S))
-    encoded = encode_request(request, binary=True, now_s=now_s)
+    encoded = oip.encode_request(request, binary=True, now_s=now_s)
     properties = _properties(encoded, request.trace)
     expiry_s = None
     if request.version:
@@ -386,7 +380,7 @@ def read_request(message: Message, model: str, origin: Origin) -> InferRequest:
     """
     now_s, version = origin.now_s, message.properties.get(MODEL_VERSION, "")
     trusted, length = replace(origin, trust_request_id=True), _whole_number(message, HEADER_LENGTH)
-    request = decode_request(model, message.payload, length, trusted, version=version)
+    request = oip.decode_request(model, message.payload, length, trusted, version=version)
     deadline_ms = _whole_number(message, DEADLINE_MS)
     ends_s = [
         request.deadline_s,
@@ -429,7 +423,7 @@ def response_publication(
     Raises:
         InvalidTensorError: a requested output does not exist.
     """
-    encoded = encode_response(request, response, labels)
+    encoded = oip.encode_response(request, response, labels)
     properties = {STATUS: OK} | _properties(encoded, request.trace)
     return Publication(topic, encoded.body, properties, correlation_data=correlation_data, expiry_s=expiry_s)
 
@@ -468,7 +462,7 @@ def read_response(message: Message, limits: Limits = DEFAULT_LIMITS) -> InferRes
         header_length = _whole_number(message, HEADER_LENGTH)
     except errors.InvalidTensorError as fault:
         raise errors.ProtocolError(fault.message) from fault
-    return decode_response(message.payload, header_length, limits)
+    return oip.decode_response(message.payload, header_length, limits)
 
 
 def _properties(encoded: Encoded, trace: TraceContext | None) -> dict[str, str]:

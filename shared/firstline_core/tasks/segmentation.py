@@ -17,21 +17,10 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from firstline_core.errors import ConfigError, InferenceError, InvalidTensorError, ModelLoadError
+from firstline_core.processing import masks
 from firstline_core.processing.boxes import InputSize
 from firstline_core.processing.geometry import GEOMETRY
-from firstline_core.processing.masks import (
-    IGNORED,
-    Mask,
-    class_map_of,
-    class_shares,
-    class_table,
-    content,
-    image_cells,
-    label_shares,
-    to_frame,
-    to_image,
-    to_labels,
-)
+from firstline_core.processing.masks import IGNORED, Mask
 from firstline_core.processing.steps import Argmax, Binary, ClassMap, ClassScores, Positive, PostStep, Softmax
 from firstline_core.tasks.base import ConfiguredTask, Misses, ModelOutputs, Postprocess, Prediction, Scores
 from firstline_core.tasks.drawing import COLOURS, write
@@ -127,14 +116,14 @@ class Segmentation(ConfiguredTask, frozen=True, tag="segmentation"):
         named = [step for step in model.steps if isinstance(step, ClassScores)]
         steps = [step for step in model.steps if not isinstance(step, ClassScores)]
         maps = [step for step in steps if isinstance(step, ClassMap)]
-        steps, table = steps[: len(steps) - len(maps)], class_table(maps)
+        steps, table = steps[: len(steps) - len(maps)], masks.class_table(maps)
         name, size = model.port(model.output), model.image_size()
         to_shares: Callable[[Array], Array] | None = None
         match steps:
             case []:
                 pass
             case [*before, Argmax() as last] if not named and all(isinstance(s, Softmax | Binary) for s in before):
-                to_shares = class_shares(before, last.layout, model.what)
+                to_shares = masks.class_shares(before, last.layout, model.what)
             case _:
                 raise ModelLoadError(
                     "Postprocessing of a segmentation: softmax or binary, argmax and class_map for scores of classes; "
@@ -146,22 +135,22 @@ class Segmentation(ConfiguredTask, frozen=True, tag="segmentation"):
         if named:
             source = model.port(named[0].output)
             before = [Softmax()] if named[0].of == "logits" else []
-            from_source = class_shares(before, named[0].layout, model.what)
+            from_source = masks.class_shares(before, named[0].layout, model.what)
 
         def run(raw: Arrays, rows: Arrays) -> Prediction:
             places = rows[GEOMETRY]
             shares = to_shares(raw[name]) if to_shares is not None else None
-            classes = class_map_of(raw[name], model.what) if shares is None else shares.argmax(axis=-1)
+            classes = masks.class_map_of(raw[name], model.what) if shares is None else shares.argmax(axis=-1)
             if len(classes) != len(places):
                 raise InferenceError(f"{model.what} gave {len(classes)} maps for {counted(len(places), 'row')}.")
-            classes = to_labels(classes, table, len(self.labels), model.what)
-            masks = [to_frame(one, place, size, self.frame) for one, place in zip(classes, places, strict=True)]
+            classes = masks.to_labels(classes, table, len(self.labels), model.what)
+            framed = [masks.to_frame(one, place, size, self.frame) for one, place in zip(classes, places, strict=True)]
             evidence: dict[str, Array] = {}
             confidence = np.zeros(len(places), np.float32)
             if from_source is not None:
                 cells = shares if shares is not None else from_source(raw[source])
                 confidence, evidence = self._evidence(cells, places, size, table)
-            return Prediction({MASK: np.stack(masks), CONFIDENCE: confidence}, evidence)
+            return Prediction({MASK: np.stack(framed), CONFIDENCE: confidence}, evidence)
 
         return Postprocess((name, source) if source else (name,), run, needs=(GEOMETRY,))
 
@@ -173,11 +162,11 @@ class Segmentation(ConfiguredTask, frozen=True, tag="segmentation"):
         confidence = np.zeros(rows, np.float32)
         iou, best = np.zeros((rows, labels), np.float32), np.zeros((rows, labels), np.float32)
         for row, (all_cells, place) in enumerate(zip(shares, places, strict=True)):
-            grid = image_cells(all_cells.shape[:2], place, size)
+            grid = masks.image_cells(all_cells.shape[:2], place, size)
             thin = [axis[:: max(1, -(-len(axis) // _CELLS))] for axis in grid]
             cells = all_cells[np.ix_(*thin)].reshape(-1, all_cells.shape[2])
             if table is not None:
-                cells = label_shares(cells, table, labels)
+                cells = masks.label_shares(cells, table, labels)
             if cells.shape[1] != labels:
                 raise InferenceError(
                     f"The model has scores of {cells.shape[1]} classes, but the bundle {labels} labels."
@@ -328,7 +317,7 @@ class Segmentation(ConfiguredTask, frozen=True, tag="segmentation"):
         """
         mask = outputs[MASK][row]
         if row < len(view.sizes):
-            inner = content(view.sizes[row], self.frame)
+            inner = masks.content(view.sizes[row], self.frame)
             mask = mask[: inner.height, : inner.width]
         wanted = [self.labels.index(label) for label in view.classes or self.labels]
         mask = np.where(np.isin(mask, wanted), mask, IGNORED).astype(np.uint8)
@@ -349,7 +338,7 @@ class Segmentation(ConfiguredTask, frozen=True, tag="segmentation"):
         """Returns a copy of the upright image with the labels other than the first in colours."""
         from PIL import Image, ImageColor  # Pillow takes 3 MB: import it only for images
 
-        mask = to_image(outputs[MASK][row], image.size, self.frame)
+        mask = masks.to_image(outputs[MASK][row], image.size, self.frame)
         pixels = np.asarray(image.convert("RGB")).copy()
         found = [label for label in np.unique(mask).tolist() if 0 < label < len(self.labels)]
         shown = [label for label in found if not view.classes or self.labels[label] in view.classes]
@@ -370,14 +359,14 @@ class Segmentation(ConfiguredTask, frozen=True, tag="segmentation"):
         confidence = np.abs(expected[CONFIDENCE] - actual[CONFIDENCE]).max(initial=0)
         return float(max(pixels, confidence))
 
-    def _counts(self, masks: Mask) -> NDArray[np.int64]:
+    def _counts(self, pixels: Mask) -> NDArray[np.int64]:
         """Returns the number of pixels of each label, (n, labels)."""
-        rows = [np.bincount(mask.reshape(-1), minlength=IGNORED + 1)[: len(self.labels)] for mask in masks]
-        return np.array(rows, np.int64).reshape(len(masks), len(self.labels))
+        rows = [np.bincount(mask.reshape(-1), minlength=IGNORED + 1)[: len(self.labels)] for mask in pixels]
+        return np.array(rows, np.int64).reshape(len(pixels), len(self.labels))
 
-    def _present(self, masks: Mask, least_share: float = 0.0) -> NDArray[np.bool_]:
+    def _present(self, pixels: Mask, least_share: float = 0.0) -> NDArray[np.bool_]:
         """Returns which labels cover this share of the pixels that are not ignored, (n, labels)."""
-        counts = self._counts(masks)
+        counts = self._counts(pixels)
         return np.asarray((counts > 0) & (counts >= least_share * counts.sum(axis=1, keepdims=True)), np.bool_)
 
     def _overlaps(self, edge: Arrays, full: Arrays) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
