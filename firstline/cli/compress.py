@@ -180,7 +180,10 @@ def compress_command(
     if force and refused:
         warn(f"--force takes {len(refused)} that the rule refuses.")
     version = written.manifest.version if written is not None else None
-    return Report(_as_json(found, taken, after, version), _text(found, taken, after, out if written else None))
+    task = opened.manifest.task
+    figure = task.quality if task.higher_is_better else "1 - loss"
+    text = _text(found, figure, taken, after, out if written else None)
+    return Report(_as_json(found, taken, after, version), text)
 
 
 def _as_json(found: Compression, taken: list[str], after: Manifest | None, version: int | None) -> dict[str, object]:
@@ -226,7 +229,9 @@ def _as_json(found: Compression, taken: list[str], after: Manifest | None, versi
     }
 
 
-def _text(found: Compression, taken: list[str], after: Manifest | None, written: Path | None) -> Iterator[str | Table]:
+def _text(
+    found: Compression, figure: str, taken: list[str], after: Manifest | None, written: Path | None
+) -> Iterator[str | Table]:
     """Yields the figures of all models, the verdict on each candidate with its reasons, and what was written."""
     make, judge, certify = found.rows
     promise = found.rule.promise.promise(graded=any(one.graded for one in found.certifications.values()))
@@ -236,7 +241,7 @@ def _text(found: Compression, taken: list[str], after: Manifest | None, written:
     yield rows_checked_sentence(found.rows_checked)
     rows = [(*_row(figures, found), "there") for figures in found.existing]
     rows += [(*_row(one.figures, found), _verdict(one)) for one in found.candidates if one.figures]
-    columns = ("model", ">accuracy", ">on new rows", ">p50 ms", *([">mJ"] if found.target else []), ">bytes", ">kept")
+    columns = ("model", f">{figure}", ">on new rows", ">p50 ms", *([">mJ"] if found.target else []), ">bytes", ">kept")
     yield table(*columns, "verdict", rows=rows)
     if found.target:
         unmeasured = [one.id for one in found.existing if one.latency_ms is None]

@@ -9,9 +9,10 @@ import msgspec
 import typer
 
 from firstline.cli.command import Report, command, command_group
-from firstline.cli.options import GatewayOptions
+from firstline.cli.options import GatewayOptions, is_there
 from firstline.cli.output import Output, OutputOption, print_json, say
-from firstline_core.errors import FirstlineError
+from firstline_core.errors import ConfigError, FirstlineError
+from firstline_core.storage.files import did_you_mean_file
 
 if TYPE_CHECKING:
     import numpy as np
@@ -36,6 +37,8 @@ def create(
         model: The bundle's name.
         files: Images or JSON files; one job each.
     """
+    if absent := next((file for file in files if not is_there(file)), None):
+        raise ConfigError(f"There is no file {absent}{did_you_mean_file(absent)}")
     jobs = []
     try:
         with gateway.client() as client:

@@ -94,6 +94,8 @@ class BaseClient(ABC, Generic[Http]):
         """The httpx client of this process and event loop."""
         place = self._place()
         found = self._clients.get(place)
+        if found is not None and found.is_closed:
+            raise ConfigError("The client is closed; create another one, or close it later.")
         return found if found is not None else self._open_here(place)
 
     def _open_here(self, place: tuple[int, asyncio.AbstractEventLoop | None]) -> Http:

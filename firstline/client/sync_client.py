@@ -46,7 +46,7 @@ class Client(BaseClient[httpx.Client]):
         ConfigError: `url`, `token`, `timeout_s` or `ca_file` is not valid.
 
     Every method raises the server's error as its class in `firstline.errors`. It raises `LinkDownError`,
-    `RemoteTimeoutError` or `ProtocolError` if the server did not answer properly.
+    `RemoteTimeoutError` or `ProtocolError` if the server did not answer properly, and `ConfigError` after `close`.
     """
 
     _open = staticmethod(open_client)

@@ -13,7 +13,11 @@ from typing import NoReturn
 
 import uvicorn
 from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from nicegui import app as pages
 from nicegui import ui
+from starlette.requests import Request
+from starlette.responses import RedirectResponse
 from starlette.types import ASGIApp
 
 from firstline.console import (
@@ -154,7 +158,13 @@ def application(watch: Watch, settings: Settings) -> ASGIApp:
         storage_secret=None,
     )
     _add_missing_page()
+    pages.add_exception_handler(RequestValidationError, _without_query)
     return app
+
+
+async def _without_query(request: Request, _error: Exception) -> RedirectResponse:
+    """Shows the page without the part of an address that it does not take, such as `?presence=weird`."""
+    return RedirectResponse(request.url.path if request.url.query else "/")
 
 
 def _add_missing_page() -> None:

@@ -263,6 +263,13 @@ def test_an_unknown_address_is_named_next_to_the_menu(page: Page, url: str) -> N
     expect(page.get_by_role("navigation", name="Pages").get_by_role("link")).to_have_count(6)
 
 
+@pytest.mark.parametrize("path", ["/devices?presence=weird", "/audit?before=yesterday"])
+def test_an_unknown_choice_in_an_address_is_ignored(page: Page, url: str, path: str) -> None:
+    page.goto(url + path)
+    expect(page.get_by_role("navigation", name="Pages").get_by_role("link")).to_have_count(6)
+    assert page.url == url + path.partition("?")[0]
+
+
 def test_the_alarm_of_a_device_is_shown_where_people_look(page: Page, url: str, fleet: Fleet) -> None:
     fleet.alarm(NAMES[19])
     page.goto(url)

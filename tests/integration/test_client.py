@@ -351,5 +351,9 @@ async def test_both_clients_close_their_connections(running: Line) -> None:
         assert await asyncio.to_thread(client.ready)
     async with AsyncClient(running.agent.url) as other:
         assert await other.ready()
-    assert client._http.is_closed
-    assert other._http.is_closed
+    for closed in (client, other):
+        assert [each.is_closed for each in closed._clients.values()] == [True]
+    with pytest.raises(errors.ConfigError, match="The client is closed"):
+        client.ready()
+    with pytest.raises(errors.ConfigError, match="The client is closed"):
+        await other.ready()

@@ -227,7 +227,11 @@ async def test_job_command_submits_and_fetches(url: str, tmp_path: Path) -> None
     broken = tmp_path / "broken.png"
     broken.write_bytes(b"no picture")
     for form in ("text", "json"):
-        submit = ["create", "digits", str(file), str(tmp_path / "absent.png"), "-o", form]
+        absent = ["create", "digits", str(file), str(tmp_path / "absent.png"), "-o", form]
+        refused = await asyncio.to_thread(CliRunner().invoke, app, ["job", *absent, "--gateway", url])
+        assert (refused.exit_code, refused.stdout) == (2, "")
+        assert f"There is no file {tmp_path / 'absent.png'}" in refused.stderr
+        submit = ["create", "digits", str(file), str(tmp_path), "-o", form]
         kept = await asyncio.to_thread(CliRunner().invoke, app, ["job", *submit, "--gateway", url])
         assert kept.exit_code == 1
         job_id = kept.stdout.strip() if form == "text" else json.loads(kept.stdout)["jobs"][0]["job"]
