@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import wait
 from pathlib import Path
 from typing import Any
@@ -60,10 +60,27 @@ def written(cache: DiskCache) -> None:
         _ = cache.problem
 
 
-def put_group(cache: DiskCache, group: int, puts: int = 64) -> None:
-    """As many new keys as share a commit."""
-    for number in range(puts):
-        cache.put((64 * group + number).to_bytes(32), b"v")
+def store(cache: DiskCache, key: bytes, value: Any) -> None:
+    """Puts an entry, and waits until the disk has accepted or refused the group that it completes."""
+    cache.put(key, value)
+    written(cache)
+
+
+def numbered(numbers: Iterable[int]) -> list[bytes]:
+    return [number.to_bytes(32) for number in numbers]
+
+
+def put_all(cache: DiskCache, numbers: Iterable[int], value: bytes = b"v") -> None:
+    """Puts entries whose keys are these numbers; 64 of them share a commit."""
+    for key in numbered(numbers):
+        cache.put(key, value)
+
+
+def leave_behind(directory: Path) -> None:
+    """An earlier process has stored one entry."""
+    cache = opened(directory)
+    cache.put(KEY, b"good")
+    cache.close()
 
 
 @contextlib.contextmanager
@@ -92,8 +109,7 @@ def plant(directory: Path, sql: str, values: tuple[Any, ...]) -> None:
 
 @pytest.mark.parametrize("planted", ["text", 1, 1.5, b"bytes that no seal closed"])
 def test_foreign_entries_are_removed(directory: Path, cache: DiskCache, planted: object) -> None:
-    cache.put(KEY, b"good")
-    written(cache)
+    store(cache, KEY, b"good")
     plant(directory, "UPDATE Cache SET value = ?", (planted,))
     assert cache.get(KEY) is None
     sweep(cache)
@@ -104,8 +120,7 @@ def test_foreign_entries_are_removed(directory: Path, cache: DiskCache, planted:
 
 @pytest.mark.parametrize("planted", ["text", None, b"bytes"])
 def test_an_entry_without_a_time_is_a_miss(directory: Path, cache: DiskCache, planted: object) -> None:
-    cache.put(KEY, b"good")
-    written(cache)
+    store(cache, KEY, b"good")
     plant(directory, "UPDATE Cache SET expire_time = ?", (planted,))
     assert cache.get(KEY) is None
 
@@ -123,16 +138,14 @@ class Encodable:
 
 def test_values_are_encoded_in_the_writing_thread(directory: Path, cache: DiskCache) -> None:
     value = Encodable()
-    cache.put(KEY, value)
-    written(cache)
+    store(cache, KEY, value)
     assert value.threads == {"cache-writer"}
     assert value_of(cache, KEY) == b"encoded"
     assert rows_on_disk(directory) == 1
 
 
 def test_a_value_that_waits_is_encoded_when_read(cache: DiskCache) -> None:
-    cache.put(KEY, b"alone")
-    written(cache)
+    store(cache, KEY, b"alone")
     cache.put(b"w" * 32, Encodable())
     assert value_of(cache, b"w" * 32) == b"encoded"
 
@@ -154,9 +167,7 @@ def test_a_planted_pickle_is_not_executed(directory: Path, tmp_path: Path, where
     proof = tmp_path / "executed"
     pickled = pickle.dumps(Planted(proof))
     pickled = zlib.compress(pickled) if compressed else pickled
-    cache = opened(directory)
-    cache.put(KEY, b"good")
-    cache.close()
+    leave_behind(directory)
     if where == "value":
         plant(directory, "UPDATE Cache SET mode = 4, value = ?", (pickled,))
     elif where == "file":
@@ -179,9 +190,7 @@ def test_a_planted_pickle_is_not_executed(directory: Path, tmp_path: Path, where
 def test_a_planted_file_name_removes_no_file(directory: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.touch()
-    cache = opened(directory)
-    cache.put(KEY, b"good")
-    cache.close()
+    leave_behind(directory)
     plant(directory, "UPDATE Cache SET filename = ?, expire_time = 1", ("../other",))
     cache = opened(directory)
     sweep(cache)
@@ -198,9 +207,7 @@ def test_only_this_user_may_read_the_cache(directory: Path) -> None:
 
 @pytest.mark.parametrize("damage", [b"this is no database" * 1000, b"", None])
 def test_a_damaged_database_is_moved_aside(directory: Path, damage: bytes | None) -> None:
-    cache = opened(directory)
-    cache.put(KEY, b"good")
-    cache.close()
+    leave_behind(directory)
     database = directory / "cache.db"
     if damage is None:  # a good header, then rubbish
         damage = database.read_bytes()[:4096] + b"\xff" * 65536
@@ -217,9 +224,7 @@ def test_a_damaged_database_is_moved_aside(directory: Path, damage: bytes | None
 
 
 def test_damage_under_way_does_not_stop_answers(directory: Path) -> None:
-    cache = opened(directory)
-    cache.put(KEY, b"good")
-    cache.close()
+    leave_behind(directory)
     cache = opened(directory)
     with (directory / "cache.db").open("r+b") as file:
         file.seek(4096)
@@ -288,8 +293,7 @@ def test_expired_entries_leave_the_disk(directory: Path, cache: DiskCache, monke
         cache.put(b"%d" % number, b"v")
     now_s = time.time()
     monkeypatch.setattr(time, "time", lambda: now_s + 30)
-    cache.put(KEY, b"later")
-    written(cache)
+    store(cache, KEY, b"later")
     monkeypatch.setattr(time, "time", lambda: now_s + 61)
     sweep(cache)
     assert rows_on_disk(directory) == 1
@@ -322,14 +326,12 @@ def keys_on_disk(directory: Path) -> set[bytes]:
 
 
 def test_puts_share_a_commit_and_can_be_read_before_it(directory: Path, cache: DiskCache) -> None:
-    keys = [number.to_bytes(32) for number in range(64)]
+    keys = numbered(range(64))
     for number, key in enumerate(keys):
-        cache.put(key, b"v%d" % number)
-        written(cache)
+        store(cache, key, b"v%d" % number)
     assert rows_on_disk(directory) == 1  # the first went alone
     assert all(cache.get(key) is not None for key in keys)
-    cache.put(b"n" * 32, b"the 64th of its group")
-    written(cache)
+    store(cache, b"n" * 32, b"the 64th of its group")
     assert rows_on_disk(directory) == 65
     cache.put(KEY, b"v")
     cache.close()
@@ -339,32 +341,26 @@ def test_puts_share_a_commit_and_can_be_read_before_it(directory: Path, cache: D
 def test_a_put_waits_a_minute_for_others_at_most(directory: Path) -> None:
     clock = SimulatedClock()
     cache = DiskCache(directory, limit_bytes=1 << 24, ttl_s=600, clock=clock)
-    cache.put(KEY, b"alone")
-    written(cache)
+    store(cache, KEY, b"alone")
     cache.put(b"a" * 32, b"waits")
     clock._now_s += 59
-    cache.put(b"b" * 32, b"waits")
-    written(cache)
+    store(cache, b"b" * 32, b"waits")
     assert rows_on_disk(directory) == 1
     clock._now_s += 1
-    cache.put(b"c" * 32, b"is the next after a minute")
-    written(cache)
+    store(cache, b"c" * 32, b"is the next after a minute")
     assert rows_on_disk(directory) == 4
     cache.close()
 
 
 def test_after_a_refused_group_the_next_put_goes_alone(directory: Path, cache: DiskCache) -> None:
-    cache.put(KEY, b"kept")
-    written(cache)
+    store(cache, KEY, b"kept")
     with refusing(directory):
-        for number in range(64):
-            cache.put(number.to_bytes(32), b"refused")
+        put_all(cache, range(64), b"refused")
         written(cache)
     assert "The disk refuses the result cache" in cache.problem
-    assert [cache.get(number.to_bytes(32)) for number in range(64)] == [None] * 64
+    assert [cache.get(key) for key in numbered(range(64))] == [None] * 64
     assert value_of(cache, KEY) == b"kept"
-    cache.put(b"n" * 32, b"taken again")
-    written(cache)
+    store(cache, b"n" * 32, b"taken again")
     assert cache.problem == ""
     assert rows_on_disk(directory) == 2
 
@@ -380,8 +376,7 @@ def test_a_slow_disk_is_left_alone_for_a_while(directory: Path, monkeypatch: pyt
         return works(*arguments, **options)
 
     cache = DiskCache(directory, limit_bytes=1 << 24, ttl_s=60, clock=clock)
-    cache.put(KEY, b"on disk")
-    written(cache)
+    store(cache, KEY, b"on disk")
     monkeypatch.setattr(diskcache.Cache, "get", slowly)
     assert cache.get(KEY) is not None
     for number in range(100):
@@ -412,15 +407,15 @@ def count_reads(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
 
 def test_only_stored_inputs_are_read_from_the_disk(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache = opened(directory)
-    put_group(cache, 0)
+    put_all(cache, range(64))
     cache.close()
     cache = opened(directory)
     cache.put(KEY, b"v")
     written(cache)  # and the keys were read before
     reads = count_reads(monkeypatch)
-    assert [cache.get(number.to_bytes(32)) for number in range(100, 1100)] == [None] * 1000
+    assert [cache.get(key) for key in numbered(range(100, 1100))] == [None] * 1000
     assert len(reads) < 10
-    assert all(cache.get(key) is not None for key in [KEY, *(number.to_bytes(32) for number in range(64))])
+    assert all(cache.get(key) is not None for key in [KEY, *numbered(range(64))])
     cache.close()
 
 
@@ -428,11 +423,11 @@ def test_keys_are_read_again_after_many_evictions(directory: Path, monkeypatch: 
     monkeypatch.setattr(disk_cache, "_FILTERED_KEYS", 256)
     cache = opened(directory, limit_bytes=1 << 16)
     for group in range(40):
-        put_group(cache, group)
+        put_all(cache, range(64 * group, 64 * group + 64))
         written(cache)
     sweep(cache)
     on_disk = keys_on_disk(directory)
-    evicted = {number.to_bytes(32) for number in range(64 * 40)} - on_disk
+    evicted = set(numbered(range(64 * 40))) - on_disk
     assert len(evicted) > 1000
     reads = count_reads(monkeypatch)
     assert all(cache.get(key) is not None for key in on_disk)
@@ -445,19 +440,18 @@ def test_keys_are_read_again_after_many_evictions(directory: Path, monkeypatch: 
 def test_a_damaged_count_does_not_set_the_filters_size(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disk_cache, "_FILTERED_KEYS", 16)
     cache = opened(directory)
-    put_group(cache, 0)
+    put_all(cache, range(64))
     cache.close()
     plant(directory, "UPDATE Settings SET value = ? WHERE key = 'count'", (0,))
     cache = opened(directory)
-    cache.put(KEY, b"v")
-    written(cache)
+    store(cache, KEY, b"v")
     assert cache._stored is not None and cache._stored.room == 128 - 65
     cache.close()
 
 
 def test_a_cache_is_closed_while_its_keys_are_read(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache = opened(directory)
-    put_group(cache, 0)
+    put_all(cache, range(64))
     cache.close()
     added, reading, goes_on = list[bytes](), threading.Event(), threading.Event()
 
@@ -500,15 +494,12 @@ def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_slow_disk_delays_no_reads_and_writes(directory: Path, cache: DiskCache) -> None:
-    cache.put(KEY, b"on disk")
-    written(cache)
+    store(cache, KEY, b"on disk")
     with Held(directory):
         for number in range(200):  # one group is being written, and all others wait together
             cache.put(number.to_bytes(32), b"v%d" % number)
             assert value_of(cache, KEY) == b"on disk"
-        assert [value_of(cache, number.to_bytes(32)) for number in range(200)] == [
-            b"v%d" % number for number in range(200)
-        ]
+        assert [value_of(cache, key) for key in numbered(range(200))] == [b"v%d" % number for number in range(200)]
         cache.expire()
         assert rows_on_disk(directory) == 1
     written(cache)
@@ -517,12 +508,10 @@ def test_a_slow_disk_delays_no_reads_and_writes(directory: Path, cache: DiskCach
 
 
 def test_a_sweep_while_the_disk_is_slow_writes_the_rest_afterwards(directory: Path, cache: DiskCache) -> None:
-    cache.put(KEY, b"alone")
-    written(cache)
+    store(cache, KEY, b"alone")
     with Held(directory):
-        put_group(cache, 1)
-        for number in range(5):  # fewer than share a commit: they would wait for others
-            cache.put(number.to_bytes(32), b"v")
+        put_all(cache, range(64, 128))
+        put_all(cache, range(5))  # fewer than share a commit: they would wait for others
         cache.expire()
         assert rows_on_disk(directory) == 1
     written(cache)
@@ -530,12 +519,10 @@ def test_a_sweep_while_the_disk_is_slow_writes_the_rest_afterwards(directory: Pa
 
 
 def test_the_queue_for_a_slow_disk_is_bounded_and_keeps_the_newest(directory: Path, cache: DiskCache) -> None:
-    cache.put(KEY, b"on disk")
-    written(cache)
+    store(cache, KEY, b"on disk")
     with Held(directory):
-        for number in range(64 + 3000):
-            cache.put(number.to_bytes(32), b"v")
-        known = [cache.get(number.to_bytes(32)) is not None for number in range(64 + 3000)]
+        put_all(cache, range(64 + 3000))
+        known = [cache.get(key) is not None for key in numbered(range(64 + 3000))]
     assert known == [True] * 64 + [False] * (3000 - 1024) + [True] * 1024
     cache.close()
     assert rows_on_disk(directory) == 1 + 64 + 1024
@@ -557,8 +544,7 @@ def test_the_database_stays_within_its_limit_after_a_slow_disk(directory: Path) 
 
 def test_it_is_closed_when_all_is_written(directory: Path, cache: DiskCache) -> None:
     with Held(directory):
-        for number in range(100):
-            cache.put(number.to_bytes(32), b"v")
+        put_all(cache, range(100))
         closing = threading.Thread(target=cache.close)
         closing.start()
         assert closing.is_alive() and rows_on_disk(directory) == 0
@@ -571,11 +557,10 @@ def test_it_is_closed_when_all_is_written(directory: Path, cache: DiskCache) -> 
 def test_expired_entries_leave_under_load(directory: Path, cache: DiskCache, monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = time.time()
     monkeypatch.setattr(time, "time", lambda: now_s - 61)
-    cache.put(KEY, b"has ended")
-    written(cache)
+    store(cache, KEY, b"has ended")
     monkeypatch.undo()
     with Held(directory):
-        put_group(cache, 0)
+        put_all(cache, range(64))
         cache.expire()
     wait([cache._writing])
     assert KEY not in keys_on_disk(directory)
@@ -583,16 +568,14 @@ def test_expired_entries_leave_under_load(directory: Path, cache: DiskCache, mon
 
 def test_a_dropped_write_leaves_no_older_value(directory: Path) -> None:
     cache, early = opened(directory), b"e" * 32
-    cache.put(KEY, b"older")
-    written(cache)
+    store(cache, KEY, b"older")
     with Held(directory):
         cache.put(early, b"older, and on its way")
-        put_group(cache, 0, puts=63)
+        put_all(cache, range(63))
         cache.put(KEY, b"newer")
         cache.put(early, b"newer")
         assert [value_of(cache, key) for key in (KEY, early)] == [b"newer"] * 2
-        for number in range(64, 64 + 1023):
-            cache.put(number.to_bytes(32), b"v")
+        put_all(cache, range(64, 64 + 1023))
         assert [value_of(cache, key) for key in (KEY, early)] == [None, b"newer"]  # of 1,025, the oldest was dropped
     wait([cache._writing])  # it has written the older value of `early`
     _ = cache.problem
@@ -608,14 +591,12 @@ def test_a_dropped_write_leaves_no_older_value(directory: Path) -> None:
 
 
 def test_dropped_write_is_a_miss_behind_an_older_value(directory: Path, cache: DiskCache) -> None:
-    cache.put(b"a" * 32, b"alone")
-    written(cache)
+    store(cache, b"a" * 32, b"alone")
     with Held(directory):
         cache.put(KEY, b"older")
-        put_group(cache, 0, puts=63)
+        put_all(cache, range(63))
         cache.put(KEY, b"newer")
-        for number in range(64, 64 + 1024):
-            cache.put(number.to_bytes(32), b"v")
+        put_all(cache, range(64, 64 + 1024))
         assert cache.get(KEY) is None
     written(cache)
     assert KEY not in keys_on_disk(directory)
@@ -623,19 +604,16 @@ def test_dropped_write_is_a_miss_behind_an_older_value(directory: Path, cache: D
 
 @pytest.mark.parametrize("goes", ["with the next group", "when the cache is closed"])
 def test_a_refused_group_leaves_no_older_value_behind(directory: Path, cache: DiskCache, goes: str) -> None:
-    cache.put(KEY, b"older")
-    written(cache)
+    store(cache, KEY, b"older")
     with refusing(directory):
         cache.put(KEY, b"newer")
-        put_group(cache, 0, puts=63)
+        put_all(cache, range(63))
         written(cache)
         assert cache.problem
         assert cache.get(KEY) is None
-        cache.put(KEY, b"newer")  # alone, and refused once more
-        written(cache)
+        store(cache, KEY, b"newer")  # alone, and refused once more
     if goes == "with the next group":
-        cache.put(b"n" * 32, b"v")
-        written(cache)
+        store(cache, b"n" * 32, b"v")
         assert KEY not in keys_on_disk(directory)
     cache.close()
     assert KEY not in keys_on_disk(directory)
@@ -644,11 +622,10 @@ def test_a_refused_group_leaves_no_older_value_behind(directory: Path, cache: Di
 def test_a_group_failing_at_close_leaves_no_older_value(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disk_cache, "_WRITE_TIMEOUT_S", 0.0)
     cache = opened(directory)
-    cache.put(KEY, b"older")
-    written(cache)
+    store(cache, KEY, b"older")
     with Held(directory):
         cache.put(KEY, b"newer")
-        put_group(cache, 0, puts=63)
+        put_all(cache, range(63))
         wait([cache._writing])
     cache.close()
     assert KEY not in keys_on_disk(directory)
@@ -656,8 +633,7 @@ def test_a_group_failing_at_close_leaves_no_older_value(directory: Path, monkeyp
 
 def test_a_value_that_is_too_large_leaves_no_older_one_behind(directory: Path) -> None:
     cache = opened(directory, 1 << 16)
-    cache.put(KEY, b"older")
-    written(cache)
+    store(cache, KEY, b"older")
     cache.put(KEY, bytes(1 << 17))
     cache.close()
     assert KEY not in keys_on_disk(directory)
@@ -666,44 +642,37 @@ def test_a_value_that_is_too_large_leaves_no_older_one_behind(directory: Path) -
 def test_too_many_stale_entries_cost_the_whole_cache(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disk_cache, "_WRITE_TIMEOUT_S", 0.0)
     monkeypatch.setattr(disk_cache, "_STALE_LIMIT", 50)
-    cache, keys = opened(directory), [number.to_bytes(32) for number in range(70)]
+    cache, keys = opened(directory), numbered(range(70))
     other = b"o" * 32
     for key in (*keys, other):
         cache.put(key, b"older")
     sweep(cache)
     with Held(directory):  # each tries alone, and is refused
         for key in keys:
-            cache.put(key, b"newer")
-            written(cache)
+            store(cache, key, b"newer")
             assert len(cache._stale) <= 50
         assert [cache.get(key) for key in (*keys, other)] == [None] * 71
-    cache.put(KEY, b"taken again")
-    written(cache)
+    store(cache, KEY, b"taken again")
     assert keys_on_disk(directory) == {KEY}
     cache.close()
 
 
 def test_refused_results_that_the_disk_never_had_are_forgotten(directory: Path, cache: DiskCache) -> None:
-    cache.put(KEY, b"older")
-    written(cache)
+    store(cache, KEY, b"older")
     with refusing(directory):
         for number in range(300):
-            cache.put(number.to_bytes(32), b"refused")
-            written(cache)
+            store(cache, number.to_bytes(32), b"refused")
         sweep(cache)
         assert cache.problem  # there was nothing to write, which the disk does not refuse
-        cache.put(KEY, b"newer")
-        written(cache)
+        store(cache, KEY, b"newer")
     assert KEY in cache._stale
     assert len(cache._stale) < 10  # the filter of stored keys seems to hold few others
 
 
 def test_damage_that_the_writer_finds_begins_a_fresh_cache(directory: Path, cache: DiskCache) -> None:
-    cache.put(KEY, b"good")
-    written(cache)
+    store(cache, KEY, b"good")
     plant(directory, "DROP TABLE Cache", ())
-    for number in range(64):
-        cache.put(number.to_bytes(32), b"has no table")
+    put_all(cache, range(64), b"has no table")
     written(cache)
     assert (cache.problem, "no such table" in cache.damage) == ("", True)
     cache.put(KEY, b"new")

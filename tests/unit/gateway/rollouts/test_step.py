@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from firstline_core.fleet.rollout import Plan
 from firstline_core.fleet.telemetry import ModelCounts
 from firstline_core.fleet.twin import DesiredModel, RunningModel, Update
 from firstline_core.fleet.update import UpdateKind, UpdateState
@@ -95,10 +96,11 @@ class SimulatedFleet:
                 more = changes.more
         return changes
 
-    def install(self) -> None:
-        """Steps, and all devices install what they are offered."""
-        self.advance()
-        self.report_all(UpdateState.COMMITTED)
+    def install(self, seconds: float = 0.0, times: int = 1) -> None:
+        """Steps, and all devices install what they are offered; after each of some times."""
+        for _ in range(times):
+            self.advance(seconds)
+            self.report_all(UpdateState.COMMITTED)
 
     def change(self, name: str, **changes: Any) -> None:
         self.devices[name] = replace(self.devices[name], **changes)
@@ -109,6 +111,20 @@ class SimulatedFleet:
 
     def command(self, command: Command, by: str = "application:ops") -> None:
         self.take(command_changes(command, self.rollout, self.assignments, by, StepTime(self.now_s, 1.7e9)))
+
+    def obey(self, command: Command) -> None:
+        """An operator's command, and the steps that are due at once."""
+        self.command(command)
+        self.advance()
+
+    def step(self) -> StepChanges:
+        """The changes of the next step, which are not applied."""
+        return step(self.rollout, self.assignments, self, StepTime(self.now_s, 1.7e9))
+
+    def plan(self, definition: Definition | None = None, **changes: Any) -> Plan:
+        """The plan of its rollout, or of a changed definition."""
+        options = {"delta": 0.05, "contracts": 1} | changes
+        return plan(definition or self.rollout.definition, self, None, StepTime(0.0, 1.7e9), **options)
 
     def report(self, name: str, state: UpdateState, *, age_s: float = 0.0) -> None:
         version = 2 if state is UpdateState.COMMITTED else 1
@@ -138,6 +154,14 @@ def simulated_fleet(number: int = 20, *stages: Stage, rules: Rules = UNSEEN, hel
     return SimulatedFleet(Rollout("r", definition, RolloutState.RUNNING, "application:ops", 1.7e9, seed=1), devices)
 
 
+def installed_fleet(number: int = 20, *stages: Stage, after_s: float, **options: Any) -> SimulatedFleet:
+    """Returns a fleet some time after all its devices have installed the version."""
+    fleet = simulated_fleet(number, *stages, **options)
+    fleet.install()
+    fleet.advance(after_s)
+    return fleet
+
+
 def test_a_stage_is_offered_at_its_pace() -> None:
     fleet = simulated_fleet(20, Stage(1.0, per_minute=5))
     fleet.advance()
@@ -147,8 +171,7 @@ def test_a_stage_is_offered_at_its_pace() -> None:
     fleet.command(Command.PAUSE)
     fleet.advance(600)
     assert fleet.states() == {S.OFFERED: 6, S.WAITING: 14}
-    fleet.command(Command.RESUME)
-    fleet.advance()
+    fleet.obey(Command.RESUME)
     assert fleet.states()[S.OFFERED] == 6
 
 
@@ -193,9 +216,7 @@ def test_decisive_failures_stop_the_offers() -> None:
 
 def test_stages_follow_each_other_and_devices_held_back_come_last() -> None:
     fleet = simulated_fleet(40, Stage(0.5, soak_s=800), Stage(1.0, soak_s=800), held_back=0.2)
-    for _ in range(40):
-        fleet.advance(100)
-        fleet.report_all(UpdateState.COMMITTED)
+    fleet.install(100, times=40)
     assert fleet.rollout.state is RolloutState.COMPLETED
     assert fleet.states() == {S.DONE: 40}
     assert fleet.notes.count("rollout.promote") == 2 and fleet.notes.count("rollout.look") == 16
@@ -218,8 +239,7 @@ def test_unclear_stage_is_held_then_paused_then_promotable() -> None:
     fleet.install()
     fleet.advance(100, times=13)
     assert fleet.rollout.state is RolloutState.PAUSED and "too little" in fleet.rollout.sentence
-    fleet.command(Command.PROMOTE)
-    fleet.advance()
+    fleet.obey(Command.PROMOTE)
     assert fleet.rollout.state is RolloutState.COMPLETED
 
 
@@ -228,13 +248,11 @@ def test_an_abort_stops_devices_under_way_and_leaves_those_that_are_done() -> No
     fleet.advance()
     fleet.report("d01", UpdateState.COMMITTED)
     fleet.advance(1)
-    fleet.command(Command.ABORT)
-    fleet.advance()
+    fleet.obey(Command.ABORT)
     assert fleet.rollout.state is RolloutState.ABORTED and not fleet.rollout.unsettled
     assert fleet.devices["d01"].desired != OLD
     assert all(each.desired == BACK for name, each in fleet.devices.items() if name != "d01")
-    fleet.command(Command.ROLLBACK)
-    fleet.advance()
+    fleet.obey(Command.ROLLBACK)
     assert fleet.rollout.state is RolloutState.ROLLING_BACK
     fleet.change("d01", version=1, update=None)
     fleet.advance(1)
@@ -249,8 +267,7 @@ def test_rollback_keeps_reasons_of_failures_not_of_expired_offers() -> None:
     fleet.report("d01", UpdateState.EXPIRED)
     fleet.advance(1)
     assert (fleet.assignments["d00"].state, fleet.assignments["d01"].state) == (S.FAILED, S.WITHDRAWN)
-    fleet.command(Command.ROLLBACK)
-    fleet.advance()
+    fleet.obey(Command.ROLLBACK)
     assert [fleet.assignments[name].reason for name in ("d00", "d01", "d02")] == ["failed", "", ""]
 
 
@@ -258,8 +275,7 @@ def test_a_rollback_without_an_earlier_desired_version_undoes_the_new_one() -> N
     fleet = simulated_fleet()
     fleet.change("d01", desired=None)
     fleet.advance()
-    fleet.command(Command.ROLLBACK)
-    fleet.advance()
+    fleet.obey(Command.ROLLBACK)
     desired = fleet.devices["d01"].desired
     assert desired.undone and desired.version == 2
 
@@ -271,8 +287,7 @@ def test_versions_withdrawn_while_a_device_is_away_stay_in_its_desired_state() -
     fleet.advance()
     offered = fleet.devices["d01"].desired
     assert offered.withdrawn == ("4" * 64, "3" * 64) and not offered.undone
-    fleet.command(Command.ROLLBACK)
-    fleet.advance()
+    fleet.obey(Command.ROLLBACK)
     back = fleet.devices["d01"].desired
     assert back.undone and back.withdrawn == ("4" * 64, "3" * 64)
     assert fleet.devices["d00"].desired == BACK
@@ -283,8 +298,7 @@ def test_a_device_that_ran_the_version_before_keeps_it_in_a_rollback() -> None:
     fleet.change("d01", version=2)
     fleet.install()
     fleet.advance(1)
-    fleet.command(Command.ROLLBACK)
-    fleet.advance()
+    fleet.obey(Command.ROLLBACK)
     assert fleet.assignments["d01"].state is S.RETURNED and fleet.assignments["d02"].state is S.RETURNING
 
 
@@ -297,19 +311,16 @@ def test_a_rollback_names_devices_that_a_newer_rollout_took() -> None:
     fleet.change("d01", desired=newer)
     fleet.change("d02", desired=newer)
     fleet.command(Command.ROLLBACK)
-    changes = step(fleet.rollout, fleet.assignments, fleet, StepTime(fleet.now_s, 1.7e9))
+    changes = fleet.step()
     assert {name: each.before for name, each in changes.replaced.items()} == {"d01": OLD}, "d02 had the version before"
     assert changes.desired == {"d00": BACK}
 
 
 def test_a_rollback_counts_devices_of_another_rollout_apart() -> None:
-    fleet = simulated_fleet(3, Stage(1.0, soak_s=0))
-    fleet.install()
-    fleet.advance(1)
+    fleet = installed_fleet(3, Stage(1.0, soak_s=0), after_s=1)
     newer = DesiredModel("cameras", 3, "3" * 64, "newer")
     fleet.change("d00", desired=newer)
-    fleet.command(Command.ROLLBACK)
-    fleet.advance()
+    fleet.obey(Command.ROLLBACK)
     fleet.change("d01", version=1, update=None)
     fleet.change("d02", desired=newer)  # while it returned
     fleet.advance(1)
@@ -320,11 +331,8 @@ def test_a_rollback_counts_devices_of_another_rollout_apart() -> None:
 
 def test_a_rollback_waits_no_longer_than_the_patience() -> None:
     """An online device does not apply it."""
-    fleet = simulated_fleet(3, Stage(1.0, soak_s=0, patience_s=600))
-    fleet.install()
-    fleet.advance(1)
-    fleet.command(Command.ROLLBACK)
-    fleet.advance()
+    fleet = installed_fleet(3, Stage(1.0, soak_s=0, patience_s=600), after_s=1)
+    fleet.obey(Command.ROLLBACK)
     fleet.change("d01", version=1, update=None)
     fleet.change("d02", age_s=5000.0)
     fleet.advance(600)
@@ -342,8 +350,7 @@ def test_a_retry_before_a_stage_begins_keeps_its_devices() -> None:
     fleet.report(failed, UpdateState.FAILED)
     fleet.advance(1)
     fleet.command(Command.PROMOTE)
-    fleet.command(Command.RETRY)
-    fleet.advance()
+    fleet.obey(Command.RETRY)
     assert fleet.states() == {S.DONE: 1, S.OFFERED: 3}
     assert not fleet.assignments[failed].reachable  # chance did not put it into this stage
 
@@ -358,18 +365,15 @@ def test_the_first_offer_of_a_retry_is_withdrawn(command: Command) -> None:
     fleet.command(Command.PAUSE)
     fleet.command(Command.RETRY)
     assert fleet.states() == {S.WAITING: 2}
-    fleet.command(command)
-    fleet.advance()
+    fleet.obey(command)
     assert [each.desired for each in fleet.devices.values()] == [BACK, BACK]
 
 
 def test_a_revoked_device_returns_to_its_previous_version() -> None:
-    fleet = simulated_fleet(2, Stage(1.0, soak_s=0))
-    fleet.install()
-    fleet.advance(1)
+    fleet = installed_fleet(2, Stage(1.0, soak_s=0), after_s=1)
     del fleet.devices["d01"]
     fleet.command(Command.ROLLBACK)
-    changes = step(fleet.rollout, fleet.assignments, fleet, StepTime(fleet.now_s, 1.7e9))
+    changes = fleet.step()
     assert changes.desired == {"d00": BACK, "d01": BACK} and changes.replaced.keys() == {"d01"}
     assert changes.assigned["d01"].state is S.RETURNED
 
@@ -377,7 +381,7 @@ def test_a_revoked_device_returns_to_its_previous_version() -> None:
 def test_a_stage_whose_beginning_was_interrupted_begins_again() -> None:
     whole, interrupted = (simulated_fleet(20, Stage(0.3), Stage(1.0), held_back=0.2) for _ in range(2))
     for _ in range(3):
-        changes = step(interrupted.rollout, interrupted.assignments, interrupted, StepTime(interrupted.now_s, 1.7e9))
+        changes = interrupted.step()
         interrupted.assignments |= {name: changes.assigned[name] for name in sorted(changes.assigned)[::2]}
         for fleet in (whole, interrupted):
             fleet.install()
@@ -393,7 +397,7 @@ def test_an_interrupted_beginning_compares_no_devices_that_waited() -> None:
     fleet.advance()
     waited = {name for name, each in fleet.assignments.items() if each.state is S.WAITING}
     fleet.command(Command.PROMOTE)
-    changes = step(fleet.rollout, fleet.assignments, fleet, StepTime(fleet.now_s, 1.7e9))
+    changes = fleet.step()
     fleet.assignments |= {name: changes.assigned[name] for name in waited}
     fleet.advance()
     compared = {name for name, each in fleet.assignments.items() if each.reachable and each.stage == 1}
@@ -444,7 +448,7 @@ def test_a_plan_reads_the_past_of_2000_devices(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(fleet, "totals", totals)
     monkeypatch.setattr(fleet, "totals_before", lambda names, _: {name: Totals() for name in names})
-    planned = plan(fleet.rollout.definition, fleet, None, StepTime(0.0, 1.7e9), delta=0.05, contracts=1)
+    planned = fleet.plan()
     assert planned.devices == 2010 and len(read) == 2000
     # The rate is that of the sample; all 1,005 devices of the stage make audits at this rate.
     assert planned.audits.endswith("(200,000 of 2,000,000 audits) they make 4,188 in 60 minutes.")
@@ -453,9 +457,7 @@ def test_a_plan_reads_the_past_of_2000_devices(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize(("contracts", "most"), [(0, 0.01), (1, 0.06), (3, 0.16), (40, 1)])
 def test_a_plan_adds_the_false_alarms_of_all_contracts_of_the_version(contracts: int, most: float) -> None:
     fleet = simulated_fleet(2)
-    stated = plan(
-        fleet.rollout.definition, fleet, None, StepTime(0.0, 1.7e9), delta=0.05, contracts=contracts
-    ).false_aborts
+    stated = fleet.plan(contracts=contracts).false_aborts
     assert f"at most {most}: 0.01 by the comparison" in stated
     assert ("on the gateway (contracts.delta). A device's own alarm" in stated) == (contracts > 0)
 
@@ -465,8 +467,7 @@ def test_devices_waiting_at_a_promotion_join_the_next_stage() -> None:
     fleet.advance()
     waited = {name for name, each in fleet.assignments.items() if each.state is S.WAITING and each.treated}
     assert waited
-    fleet.command(Command.PROMOTE)
-    fleet.advance()
+    fleet.obey(Command.PROMOTE)
     assert all(fleet.assignments[name].state is S.OFFERED and not fleet.assignments[name].reachable for name in waited)
     for _ in range(20):
         fleet.report_all(UpdateState.COMMITTED)
@@ -485,8 +486,7 @@ def test_a_retry_while_paused_does_not_stop_the_clock() -> None:
     fleet.now_s += 36_000
     fleet.command(Command.RETRY)
     fleet.devices[failed] = replace(fleet.devices[failed], up_to_date=False)
-    fleet.command(Command.RESUME)
-    fleet.advance()
+    fleet.obey(Command.RESUME)
     assert fleet.assignments[failed].state is S.OFFERED
     begun = fleet.states()[S.OFFERED]
     fleet.advance(60)
@@ -510,9 +510,7 @@ def test_a_retry_in_the_middle_of_a_stage_keeps_its_pace() -> None:
 
 
 def test_a_pause_within_a_stages_time_does_not_use_up_its_patience() -> None:
-    fleet = simulated_fleet(20, Stage(1.0, soak_s=8000, patience_s=300), rules=Rules())
-    fleet.install()
-    fleet.advance(60)
+    fleet = installed_fleet(20, Stage(1.0, soak_s=8000, patience_s=300), rules=Rules(), after_s=60)
     fleet.command(Command.PAUSE)
     fleet.command(Command.RESUME)
     fleet.advance(8000)
@@ -522,9 +520,7 @@ def test_a_pause_within_a_stages_time_does_not_use_up_its_patience() -> None:
 
 
 def test_stage_held_for_weeks_is_seldom_evaluated() -> None:
-    fleet = simulated_fleet(20, Stage(1.0, soak_s=480, patience_s=30 * 86_400), rules=Rules())
-    fleet.install()
-    fleet.advance(60)
+    fleet = installed_fleet(20, Stage(1.0, soak_s=480, patience_s=30 * 86_400), rules=Rules(), after_s=60)
     for _ in range(30 * 24 * 6 + 3):
         fleet.advance(600)
     assert fleet.rollout.state is RolloutState.PAUSED
@@ -532,9 +528,7 @@ def test_stage_held_for_weeks_is_seldom_evaluated() -> None:
 
 
 def test_devices_that_fall_silent_with_the_model_abort_the_rollout() -> None:
-    fleet = simulated_fleet(80, Stage(0.5, soak_s=8000), rules=Rules(promote_unseen=True))
-    fleet.install()
-    fleet.advance(60)
+    fleet = installed_fleet(80, Stage(0.5, soak_s=8000), rules=Rules(promote_unseen=True), after_s=60)
     treated = [name for name, each in fleet.assignments.items() if each.treated]
     for name in treated[:30]:
         fleet.change(name, age_s=5000.0)
@@ -544,11 +538,8 @@ def test_devices_that_fall_silent_with_the_model_abort_the_rollout() -> None:
 
 
 def test_stranded_devices_are_reported_and_do_not_delay_a_rollback() -> None:
-    fleet = simulated_fleet(4, Stage(1.0, soak_s=0))
-    fleet.install()
-    fleet.advance(60)
-    fleet.command(Command.ROLLBACK)
-    fleet.advance()
+    fleet = installed_fleet(4, Stage(1.0, soak_s=0), after_s=60)
+    fleet.obey(Command.ROLLBACK)
     assert fleet.states() == {S.RETURNING: 4}
     for name in ("d00", "d01", "d02"):
         fleet.change(name, version=1, update=None)
@@ -564,25 +555,23 @@ def test_stranded_devices_are_reported_and_do_not_delay_a_rollback() -> None:
 
 def test_plan_warns_of_stages_too_short_to_detect_silence() -> None:
     fleet = simulated_fleet(4, Stage(0.5, soak_s=900), Stage(1.0, soak_s=901))
-    (warning,) = plan(fleet.rollout.definition, fleet, None, StepTime(0.0, 1.7e9), delta=0.05, contracts=1).warnings
+    (warning,) = fleet.plan().warnings
     assert warning.startswith("Stage 1 is observed for no longer than the 900 s")
     ignored = replace(fleet.rollout.definition, rules=Rules(ignored=("silence",)))
-    assert plan(ignored, fleet, None, StepTime(0.0, 1.7e9), delta=0.05, contracts=1).warnings == ()
+    assert fleet.plan(ignored).warnings == ()
 
 
 def test_a_plan_warns_that_no_device_is_selected() -> None:
     fleet = simulated_fleet(4, Stage(1.0, soak_s=901))
     misspelt = replace(fleet.rollout.definition, selector="site=berlni")
-    (warning,) = plan(misspelt, fleet, None, StepTime(0.0, 1.7e9), delta=0.05, contracts=1).warnings
+    (warning,) = fleet.plan(misspelt).warnings
     assert warning.startswith("No device matches site=berlni now, ")
 
 
 @pytest.mark.parametrize("devices", [1, 2, 5, 40])
 @pytest.mark.parametrize("rules", [Rules(promote_unseen=True), Rules(ignored=tuple(FIGURES)), UNSEEN])
 def test_alarm_rolls_back_whatever_the_fleet_size_and_flags(devices: int, rules: Rules) -> None:
-    fleet = simulated_fleet(devices, Stage(1.0, soak_s=800), rules=rules)
-    fleet.install()
-    fleet.advance(60)
+    fleet = installed_fleet(devices, Stage(1.0, soak_s=800), rules=rules, after_s=60)
     fleet.alarm = "The contract is broken."
     fleet.advance(5)
     assert fleet.rollout.state is RolloutState.ROLLING_BACK
@@ -592,10 +581,7 @@ def test_alarm_rolls_back_whatever_the_fleet_size_and_flags(devices: int, rules:
 
 def test_an_alarm_ends_a_paused_rollout_and_one_that_a_person_promotes() -> None:
     for command in (Command.PAUSE, Command.PROMOTE):
-        fleet = simulated_fleet(20, Stage(0.5, soak_s=800), Stage(1.0))
-        fleet.advance()
-        fleet.report_all(UpdateState.COMMITTED)
-        fleet.advance(60)
+        fleet = installed_fleet(20, Stage(0.5, soak_s=800), Stage(1.0), after_s=60)
         fleet.command(command)
         fleet.alarm = "The contract is broken."
         fleet.advance()
@@ -610,8 +596,7 @@ def test_nothing_is_promoted_after_an_alarm_at_any_moment() -> None:
         stages = [Stage(share, soak_s=rng.choice([0, 300, 800])) for share in rng.choice([(1.0,), (0.1, 0.5, 1.0)])]
         fleet = simulated_fleet(rng.randint(1, 12), *stages, rules=rules, held_back=rng.choice([0.0, 0.05, 0.3]))
         for at in range(rng.randint(1, 30)):
-            fleet.advance(rng.choice([1, 60, 100]))
-            fleet.report_all(UpdateState.COMMITTED)
+            fleet.install(rng.choice([1, 60, 100]))
             if fleet.rollout.state is RolloutState.RUNNING and rng.random() < 0.1 * at:
                 fleet.command(rng.choice([Command.PAUSE, Command.PROMOTE, Command.RETRY]))
         if fleet.rollout.state not in (RolloutState.RUNNING, RolloutState.PAUSED):
@@ -634,8 +619,7 @@ def test_both_groups_audit_their_answers_until_the_rollout_ends(command: Command
     if command is not None:
         fleet.command(command)
     for _ in range(15):
-        fleet.advance(100)
-        fleet.report_all(UpdateState.COMMITTED)
+        fleet.install(100)
         for name, assignment in fleet.assignments.items():
             if assignment.state is S.RETURNING:
                 fleet.change(name, version=1, update=None)
@@ -656,9 +640,7 @@ def test_a_stage_without_audits_waits_and_names_the_reason() -> None:
 
 @pytest.mark.parametrize("rules", [Rules(promote_unseen=True, ignored=("disagreement",)), UNSEEN])
 def test_a_promotion_without_audits_says_so(rules: Rules) -> None:
-    fleet = simulated_fleet(1, Stage(1.0, soak_s=60), rules=rules)
-    fleet.install()
-    fleet.advance(1)
+    fleet = installed_fleet(1, Stage(1.0, soak_s=60), rules=rules, after_s=1)
     look = step(fleet.rollout, fleet.assignments, fleet, StepTime(61.0, 1.7e9 + 61.0)).look
     assert look.decision == "promote" and "No edge answer on devices with the model was audited" in look.sentence
 
@@ -729,15 +711,13 @@ def test_an_unaudited_stage_waits_for_a_person(audits_off: str, model: RunningMo
     fleet.change("d00", online=False)  # it is not compared, and counts here
     fleet.advance()
     fleet.change("d00", online=True)
-    fleet.advance(1)
-    fleet.report_all(UpdateState.COMMITTED)
+    fleet.install(1)
     fleet.advance(60, times=4)
     assert fleet.rollout.state is RolloutState.RUNNING and "rollout.promote" not in fleet.notes
     assert reason in fleet.rollout.sentence and "`--ignore disagreement`" in fleet.rollout.sentence
     fleet.advance(300)
     assert fleet.rollout.state is RolloutState.PAUSED
-    fleet.command(Command.PROMOTE)
-    fleet.advance()
+    fleet.obey(Command.PROMOTE)
     assert fleet.rollout.state is RolloutState.COMPLETED
 
 
@@ -755,15 +735,11 @@ def test_a_plan_counts_the_audits_in_which_an_event_can_occur() -> None:
     fleet.totals = lambda names: {name: Totals((counts,), 86_400) for name in names}
     fleet.totals_before = lambda names, _: {name: Totals() for name in names}
     definition = fleet.rollout.definition
-
-    def sentence(definition: Definition) -> str:
-        return plan(definition, fleet, None, StepTime(0.0, 1.7e9), delta=0.05, contracts=1).audits
-
-    found = sentence(definition)
+    found = fleet.plan().audits
     assert found.startswith("To detect 0.05 more disagreement, the devices of stage 1 need at least ")
     assert found.endswith("At the rate of the last day (2,000 of 40,000 audits) they make 333 in 8 hours.")
     for none in (Rules(ignored=("disagreement",)), Rules(limits={"disagreement": Limit(0.01)})):
-        assert sentence(replace(definition, rules=none)) == ""
+        assert fleet.plan(replace(definition, rules=none)).audits == ""
 
 
 def test_a_stage_whose_audits_hold_no_object_is_held_and_says_so() -> None:
@@ -779,10 +755,8 @@ def test_a_stage_whose_audits_hold_no_object_is_held_and_says_so() -> None:
 def test_a_plan_names_what_prevents_audits() -> None:
     fleet = simulated_fleet(4, Stage(0.5, soak_s=901), rules=Rules(promote_unseen=True))
 
-    def unaudited(definition: Definition, *, has_full_model: bool = True) -> str:
-        now = StepTime(0.0, 1.7e9)
-        planned = plan(definition, fleet, None, now, delta=0.05, contracts=0, has_full_model=has_full_model)
-        return planned.unaudited
+    def unaudited(definition: Definition, **changes: Any) -> str:
+        return fleet.plan(definition, contracts=0, **changes).unaudited
 
     definition = fleet.rollout.definition
     assert unaudited(definition) == ""
@@ -801,19 +775,14 @@ def test_devices_that_are_revoked_are_neither_waited_for_nor_judged() -> None:
     control = [name for name, each in fleet.assignments.items() if each.state is S.CONTROL]
     for name in (waiting[0], offered[0], control[0]):
         del fleet.devices[name]
-    for _ in range(3):
-        fleet.advance(60)
-        fleet.report_all(UpdateState.COMMITTED)
+    fleet.install(60, times=3)
     assert fleet.states() == {S.WITHDRAWN: 2, S.DONE: 8, S.CONTROL: 10}
     changes = fleet.advance(100)
     assert next(each for each in changes.look.findings if each.figure == "silence").devices == (8, 9)
 
 
 def test_a_rollback_ends_without_devices_that_left_the_fleet() -> None:
-    fleet = simulated_fleet(4)
-    fleet.advance()
-    fleet.report_all(UpdateState.COMMITTED)
-    fleet.advance(60)
+    fleet = installed_fleet(4, after_s=60)
     fleet.command(Command.ROLLBACK)
     del fleet.devices["d00"]
     fleet.advance(1)
@@ -830,7 +799,7 @@ def test_a_rollback_ends_without_devices_that_left_the_fleet() -> None:
 @pytest.mark.parametrize("devices", [0, 1, 2])
 def test_plan_that_detects_nothing_says_so_without_a_date(devices: int) -> None:
     fleet = simulated_fleet(devices, Stage(0.5, soak_s=60), rules=Rules(promote_unseen=True), held_back=0.05)
-    planned = plan(fleet.rollout.definition, fleet, None, StepTime(0.0, 1.7e9), delta=0.05, contracts=1)
+    planned = fleet.plan()
     assert planned.earliest_s is None and not planned.sees
     assert planned.detects.startswith("This fleet can detect nothing by comparison, because ")
 
@@ -856,8 +825,7 @@ def test_a_stage_on_which_no_device_runs_the_model_is_not_promoted() -> None:
     fleet.advance(60, times=3)
     assert fleet.rollout.state is RolloutState.RUNNING and "No device of the stage runs" in fleet.rollout.sentence
     fleet.change_all(online=True)
-    fleet.advance(1)
-    fleet.report_all(UpdateState.COMMITTED)
+    fleet.install(1)
     fleet.advance(60)
     assert fleet.rollout.state is RolloutState.COMPLETED
 
@@ -867,10 +835,8 @@ def test_a_plan_has_as_many_devices_in_each_stage_as_the_start(devices: int) -> 
     stages = [Stage(share, soak_s=800) for share in (0.01, 0.1, 1.0)]
     fleet = simulated_fleet(devices, *stages, held_back=0.05)
     fleet.rollout = replace(fleet.rollout, definition=replace(fleet.rollout.definition, salt=""))
-    planned = plan(fleet.rollout.definition, fleet, None, StepTime(0.0, 1.7e9), delta=0.05, contracts=1)
-    for _ in range(60):
-        fleet.advance(100)
-        fleet.report_all(UpdateState.COMMITTED)
+    planned = fleet.plan()
+    fleet.install(100, times=60)
     assert fleet.rollout.state is RolloutState.COMPLETED
     taken = [sum(each.stage == stage for each in fleet.assignments.values()) for stage in range(4)]
     assert taken == [*(stage.devices for stage in planned.stages), planned.rest]
