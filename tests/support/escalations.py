@@ -1,8 +1,8 @@
 """Requests as a device escalates them, the gateway's answers, and links that behave as a test says."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import Any
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -19,6 +19,8 @@ from firstline_core.types import (
     Tensor,
     Tier,
 )
+
+T = TypeVar("T")
 
 
 def request(rows: int = 1, *, request_id: str = "", **fields: Any) -> InferRequest:
@@ -97,6 +99,13 @@ class ScriptedLink:
 
     async def close(self) -> None:
         self.closed = True
+
+
+async def begun(coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    """Starts a task, and lets every task run until it waits for something outside."""
+    task = asyncio.create_task(coroutine)
+    await settle()
+    return task
 
 
 async def settle(turns: int = 20) -> None:

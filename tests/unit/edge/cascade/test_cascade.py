@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 from support.edge import SURE, UNSURE, MakeScene, Scene, answer_of, outcomes, request, tiers, yes
-from support.escalations import settle
+from support.escalations import begun, settle
 
 from firstline_core import errors
 from firstline_core.clock import SimulatedClock
@@ -441,8 +441,7 @@ class TestHeavy:
     async def test_a_busy_device_escalates_requests_that_may_leave(self, make_scene: MakeScene) -> None:
         scene = make_scene(row_ms=50.0, queue_limit=0)
         scene.echo.gate.clear()
-        running = asyncio.create_task(scene.infer(SURE))
-        await settle()
+        running = await begun(scene.infer(SURE))
         response = await scene.infer(0.9)
         assert (answer_of(response).tier, answer_of(response).reason) == (Tier.CLOUD, Reason.HEAVY)
         assert outcomes(response) == [("edge", "queue_full"), ("cloud", "ok")]
@@ -456,8 +455,7 @@ class TestHeavy:
         scene = make_scene(row_ms=50.0, queue_limit=0)
         await scene.infer(SURE, UNSURE, route=Route.EDGE)
         scene.echo.gate.clear()
-        running = asyncio.create_task(scene.infer(0.91))
-        await settle()
+        running = await begun(scene.infer(0.91))
         response = await scene.infer(SURE, 0.92, UNSURE)
         assert [row.reason for row in answer_of(response).rows] == [Reason.CONFIDENT, Reason.HEAVY, Reason.UNCERTAIN]
         assert scene.sent_rows == [[0.92, 0.6]]
@@ -495,8 +493,7 @@ class TestDeadline:
         clock = SimulatedClock()
         scene = make_scene(clock=clock)
         scene.cloud.gate = asyncio.Event()
-        task = asyncio.create_task(scene.infer(UNSURE, deadline_s=0.5))
-        await settle()
+        task = await begun(scene.infer(UNSURE, deadline_s=0.5))
         assert scene.cloud.deadlines_s == [pytest.approx(0.48)]  # what the promise and the answer need is kept back
         await clock.advance(0.47)
         assert not task.done()
@@ -509,8 +506,7 @@ class TestDeadline:
         clock = SimulatedClock()
         scene = make_scene(clock=clock)
         scene.cloud.gate = asyncio.Event()
-        task = asyncio.create_task(scene.infer(UNSURE, deadline_s=0.5))
-        await settle()
+        task = await begun(scene.infer(UNSURE, deadline_s=0.5))
         await clock.advance(1)
         await task
         scene.cloud.gate.set()
@@ -538,10 +534,8 @@ class TestDeadline:
     async def test_a_request_too_late_for_the_edge_model_is_escalated_at_once(self, make_scene: MakeScene) -> None:
         scene = make_scene(clock=SimulatedClock(), row_ms=100.0)
         scene.echo.gate.clear()
-        first = asyncio.create_task(scene.infer(0.95, deadline_s=0.25))
-        await settle()
-        second = asyncio.create_task(scene.infer(0.94, deadline_s=0.25))
-        await settle()
+        first = await begun(scene.infer(0.95, deadline_s=0.25))
+        second = await begun(scene.infer(0.94, deadline_s=0.25))
         third = answer_of(await scene.infer(0.93, deadline_s=0.25))
         assert third.tier is Tier.CLOUD
         with pytest.raises(errors.QueueFullError) as refusal:  # bound to this device
@@ -560,8 +554,7 @@ class TestDeadline:
         clock = SimulatedClock()
         scene = make_scene(clock=clock, row_ms=row_ms)
         scene.cloud.gate = asyncio.Event()
-        task = asyncio.create_task(scene.infer(UNSURE, route=Route.CLOUD, deadline_s=1.0))
-        await settle()
+        task = await begun(scene.infer(UNSURE, route=Route.CLOUD, deadline_s=1.0))
         assert scene.cloud.deadlines_s == [pytest.approx(asked_until_s)]
         await clock.advance(asked_until_s + 0.01)
         answer = answer_of(await task)
@@ -571,8 +564,7 @@ class TestDeadline:
         clock = SimulatedClock()
         scene = make_scene(clock=clock)
         scene.cloud.gate = asyncio.Event()
-        task = asyncio.create_task(scene.infer(SURE, model="other"))
-        await settle()
+        task = await begun(scene.infer(SURE, model="other"))
         await clock.advance(2)
         with pytest.raises(errors.DeadlineExceededError):
             await task
@@ -621,11 +613,9 @@ class TestLatenessGate:
     async def test_a_row_in_flight_is_awaited(self, make_scene: MakeScene) -> None:
         scene = make_scene(clock=SimulatedClock())
         scene.cloud.gate = asyncio.Event()
-        first = asyncio.create_task(scene.infer(UNSURE))
-        await settle()
+        first = await begun(scene.infer(UNSURE))
         scene.cloud.p95_s = 10.0
-        second = asyncio.create_task(scene.infer(UNSURE))
-        await settle()
+        second = await begun(scene.infer(UNSURE))
         scene.cloud.gate.set()
         assert {answer_of(answer).tier for answer in await asyncio.gather(first, second)} == {Tier.CLOUD}
         assert len(scene.cloud.requests) == 1

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.edge import SURE, UNSURE, MakeScene, Scene, answer_of, outcomes, request, tiers, yes
-from support.escalations import settle
+from support.escalations import begun, settle
 from support.waiting import until
 
 from firstline_core.clock import SimulatedClock
@@ -46,9 +46,7 @@ class Stage:
     async def begin(self, *values: float, **fields: Any) -> asyncio.Task[InferResponse]:
         """A request whose edge model runs until `scene.echo.gate` is set."""
         self.scene.echo.gate.clear()
-        task = asyncio.create_task(self.scene.infer(*values, **(SHORT | fields)))
-        await settle()
-        return task
+        return await begun(self.scene.infer(*values, **(SHORT | fields)))
 
     async def end(self, task: asyncio.Task[InferResponse]) -> InferResponse:
         self.scene.echo.gate.set()
@@ -106,8 +104,7 @@ async def test_an_answer_that_is_not_needed_is_kept_as_the_full_models(stage: St
 async def test_a_request_that_joined_an_unneeded_hedge_gets_its_answer(stage: Stage) -> None:
     stage.scene.cloud.gate = asyncio.Event()
     first = await stage.begin(SURE)
-    other = asyncio.create_task(stage.scene.infer(SURE, route=Route.CLOUD))
-    await settle()
+    other = await begun(stage.scene.infer(SURE, route=Route.CLOUD))
     assert answer_of(await stage.end(first)).tier is Tier.EDGE
     await settle()
     stage.scene.cloud.gate.set()
@@ -136,9 +133,7 @@ class TestSeveralInputs:
         return built
 
     async def begin(self, scene: Scene, asked: InferRequest) -> asyncio.Task[InferResponse]:
-        task = asyncio.create_task(scene.answer(asked))
-        await settle()
-        return task
+        return await begun(scene.answer(asked))
 
     async def test_rows_travel_and_are_answered_by_the_full_models_input(self, scene: Scene) -> None:
         scene.cloud.agrees = lambda y: y == 2
@@ -304,8 +299,7 @@ async def test_a_run_whose_deadline_passes_in_the_queue_does_not_start(make_scen
     running = asyncio.create_task(scene.infer(SURE, deadline_s=10.0))
     await until(lambda: scene.echo.runs)
     late = asyncio.create_task(scene.infer(0.94, deadline_s=1.0))
-    waiting = asyncio.create_task(scene.infer(0.93, deadline_s=10.0))
-    await settle()
+    waiting = await begun(scene.infer(0.93, deadline_s=10.0))
     await clock.advance(1.5)
     scene.echo.gate.set()
     await asyncio.gather(running, waiting)
@@ -321,8 +315,7 @@ async def test_an_equal_request_with_more_time_gets_its_own_run(make_scene: Make
     running = asyncio.create_task(scene.infer(SURE, deadline_s=10.0))
     await until(lambda: scene.echo.runs)
     hurried = asyncio.create_task(scene.answer(request(0.94, deadline_s=1.0)))
-    patient = asyncio.create_task(scene.answer(request(0.94, deadline_s=10.0)))
-    await settle()
+    patient = await begun(scene.answer(request(0.94, deadline_s=10.0)))
     await clock.advance(1.5)
     scene.echo.gate.set()
     assert yes(await patient) == [0.94]

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 from msgspec.structs import replace
-from support.escalations import ScriptedLink, request, response, settle
+from support.escalations import ScriptedLink, begun, request, response, settle
 from support.logs import captured_lines
 
 from firstline_core import errors
@@ -115,8 +115,7 @@ async def test_a_link_fault_moves_on_to_the_next_within_the_deadline(house: Hous
         raise DOWN
 
     house.first.answer = slow_fault
-    asked = asyncio.create_task(house.infer(timeout_s=1.0))
-    await settle()
+    asked = await begun(house.infer(timeout_s=1.0))
     await house.clock.advance(0.25)
     await asked
     assert [(attempt.outcome, attempt.ms) for attempt in house.attempts] == [("link_down", 250.0), ("ok", 0.0)]
@@ -127,8 +126,7 @@ async def test_hanging_link_leaves_half_of_the_time(house: House) -> None:
     house.first.answer = house.hang
 
     async def asked(timeout_s: float) -> list[str]:
-        asking = asyncio.create_task(house.infer(timeout_s=timeout_s))
-        await settle()
+        asking = await begun(house.infer(timeout_s=timeout_s))
         await house.clock.advance(timeout_s / 2)
         assert (await asking).answer is not None
         return house.outcomes
@@ -150,8 +148,7 @@ async def test_the_only_usable_link_gets_all_the_time(house: House) -> None:
 async def test_attempts_of_a_cancelled_request_are_recorded(house: House) -> None:
     house.first.error = DOWN
     house.second.answer = house.hang
-    asked = asyncio.create_task(house.infer(timeout_s=2.0))
-    await settle()
+    asked = await begun(house.infer(timeout_s=2.0))
     asked.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asked
@@ -164,8 +161,7 @@ async def test_no_time_left_means_no_further_try(house: House) -> None:
         raise errors.RemoteTimeoutError("late")
 
     house.first.answer = slow_fault
-    asked = asyncio.create_task(house.infer(timeout_s=1.0))
-    await settle()
+    asked = await begun(house.infer(timeout_s=1.0))
     await house.clock.advance(1.0)
     with pytest.raises(errors.RemoteTimeoutError):
         await asked
@@ -274,8 +270,7 @@ async def test_a_silent_kept_connection_is_replaced_and_not_learned_from(house: 
 
     house.first.answer = stale_then_fine
     for _ in range(3):
-        asking = asyncio.create_task(house.infer(timeout_s=4.0))
-        await settle()
+        asking = await begun(house.infer(timeout_s=4.0))
         while not asking.done():
             await house.clock.advance(0.01)
         await asking
@@ -450,8 +445,7 @@ async def test_a_cancelled_request_is_no_verdict(house: House) -> None:
 
     house.first.answer = hang
     for _ in range(5):
-        task = asyncio.create_task(house.infer())
-        await settle()
+        task = await begun(house.infer())
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -502,8 +496,7 @@ class TestTiming:
             return response(asked)
 
         house.first.answer = slowly
-        asking = asyncio.create_task(house.infer(request(size_rows)))
-        await settle()
+        asking = await begun(house.infer(request(size_rows)))
         await house.clock.advance(seconds)
         await asking
 
@@ -563,8 +556,7 @@ class TestTiming:
             return response(asked)
 
         house.first.answer = after_the_outage
-        asking = asyncio.create_task(house.infer())
-        await settle()
+        asking = await begun(house.infer())
         timing = house.chain._links[0].timing
         assert timing.ahead_bytes(size_bytes) == size_bytes
         house.first.probe_error = DOWN
@@ -593,14 +585,12 @@ class TestTiming:
     async def test_timeouts_and_cancellations_are_lower_bounds(self, house: House) -> None:
         await house.lose(house.second)
         house.first.answer = house.hang
-        asking = asyncio.create_task(house.infer(timeout_s=0.5))
-        await settle()
+        asking = await begun(house.infer(timeout_s=0.5))
         await house.clock.advance(0.5)
         with pytest.raises(errors.RemoteTimeoutError):
             await asking
         assert (house.chain.predicted_s(7) or 0) > 0.5
-        asking = asyncio.create_task(house.infer())
-        await settle()
+        asking = await begun(house.infer())
         await house.clock.advance(3.0)
         asking.cancel()
         await settle()

@@ -8,7 +8,7 @@ from itertools import count
 
 import pytest
 from support.edge import Scene, answer_of, full_answer
-from support.escalations import ScriptedLink, settle
+from support.escalations import ScriptedLink, begun, settle
 
 from firstline_core.clock import SimulatedClock
 from firstline_core.errors import FirstlineError, RemoteTimeoutError
@@ -55,8 +55,7 @@ class Street:
         for _ in range(requests):
             value = 0.5 + next(self._values) / 1e5
             now_s = self.clock.monotonic_s()
-            asking = asyncio.create_task(self.scene.infer(value, deadline_s=now_s + DEADLINE_S))
-            await settle()
+            asking = await begun(self.scene.infer(value, deadline_s=now_s + DEADLINE_S))
             await self.clock.advance(self.gap_s)
             found.append(answer_of(await asking).tier is Tier.CLOUD)
             for item in self.scene.promises.items if self.delivers else ():

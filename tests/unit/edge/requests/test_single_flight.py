@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 
 import pytest
-from support.escalations import settle
+from support.escalations import begun, settle
 
 from firstline_core.errors import LinkDownError
 from firstline_edge.requests.single_flight import SingleFlight
@@ -43,8 +43,7 @@ def work() -> Work:
 
 async def test_overlapping_batches_compute_each_key_once(flights: SingleFlight[bytes], work: Work) -> None:
     first = asyncio.create_task(flights.run(*work.of(b"a", b"b", b"a")))
-    second = asyncio.create_task(flights.run(*work.of(b"b", b"c")))
-    await settle()
+    second = await begun(flights.run(*work.of(b"b", b"c")))
     assert work.calls == [[b"a", b"b"], [b"c"]]
     work.gate.set()
     assert await first == [b"aa", b"bb", b"aa"]
@@ -73,10 +72,8 @@ async def test_others_retry_once_after_a_failure(flights: SingleFlight[bytes], f
 
 async def test_only_failed_keys_are_computed_again(flights: SingleFlight[bytes]) -> None:
     work = Work(failures=1)
-    bad = asyncio.create_task(flights.run(*work.of(b"bad", b"a")))
-    await settle()
-    good = asyncio.create_task(flights.run(*work.of(b"b", b"a", b"c")))
-    await settle()
+    bad = await begun(flights.run(*work.of(b"bad", b"a")))
+    good = await begun(flights.run(*work.of(b"b", b"a", b"c")))
     work.gate.set()
     with pytest.raises(LinkDownError):
         await bad
@@ -85,20 +82,17 @@ async def test_only_failed_keys_are_computed_again(flights: SingleFlight[bytes])
 
 
 async def test_a_computation_continues_without_callers(flights: SingleFlight[bytes], work: Work) -> None:
-    first = asyncio.create_task(flights.run(*work.of(b"a")))
-    await settle()
+    first = await begun(flights.run(*work.of(b"a")))
     first.cancel()
     await settle()
-    late = asyncio.create_task(flights.run(*work.of(b"a")))
-    await settle()
+    late = await begun(flights.run(*work.of(b"a")))
     work.gate.set()
     assert await late == [b"aa"]
     assert work.calls == [[b"a"]]
 
 
 async def test_close_cancels_running_work(flights: SingleFlight[bytes]) -> None:
-    task = asyncio.create_task(flights.run(*Work().of(b"a")))
-    await settle()
+    task = await begun(flights.run(*Work().of(b"a")))
     await flights.close()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -108,8 +102,7 @@ class TestWithoutKeeping:
     """A computation that its caller wants only for itself."""
 
     async def test_a_computation_ends_with_its_only_caller(self, flights: SingleFlight[bytes], work: Work) -> None:
-        alone = asyncio.create_task(flights.run(*work.of(b"a", b"b"), keep=False))
-        await settle()
+        alone = await begun(flights.run(*work.of(b"a", b"b"), keep=False))
         alone.cancel()
         await settle()
         assert b"a" not in flights and b"b" not in flights
@@ -118,20 +111,16 @@ class TestWithoutKeeping:
         assert work.calls == [[b"a", b"b"], [b"a"]]
 
     async def test_a_caller_at_the_end_computes_again(self, flights: SingleFlight[bytes], work: Work) -> None:
-        alone = asyncio.create_task(flights.run(*work.of(b"a"), keep=False))
-        await settle()
+        alone = await begun(flights.run(*work.of(b"a"), keep=False))
         alone.cancel()
         await asyncio.sleep(0)
-        late = asyncio.create_task(flights.run(*work.of(b"a")))
-        await settle()
+        late = await begun(flights.run(*work.of(b"a")))
         work.gate.set()
         assert await late == [b"aa"]
 
     async def test_work_continues_for_callers_that_joined(self, flights: SingleFlight[bytes], work: Work) -> None:
-        first = asyncio.create_task(flights.run(*work.of(b"a", b"b"), keep=False))
-        await settle()
-        other = asyncio.create_task(flights.run(*work.of(b"c", b"b")))  # waits for its own before it looks at the other
-        await settle()
+        first = await begun(flights.run(*work.of(b"a", b"b"), keep=False))
+        other = await begun(flights.run(*work.of(b"c", b"b")))  # waits for its own before it looks at the other
         first.cancel()
         await settle()
         work.gate.set()
@@ -139,10 +128,8 @@ class TestWithoutKeeping:
         assert work.calls == [[b"a", b"b"], [b"c"]]
 
     async def test_a_caller_that_only_joined_cancels_nothing(self, flights: SingleFlight[bytes], work: Work) -> None:
-        owner = asyncio.create_task(flights.run(*work.of(b"a")))
-        await settle()
-        guest = asyncio.create_task(flights.run(*work.of(b"a"), keep=False))
-        await settle()
+        owner = await begun(flights.run(*work.of(b"a")))
+        guest = await begun(flights.run(*work.of(b"a"), keep=False))
         owner.cancel()
         guest.cancel()
         await settle()

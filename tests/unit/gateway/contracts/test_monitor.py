@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from sqlalchemy import Connection, delete, text, update
+from sqlalchemy import Connection, Executable, delete, text, update
 from support.audits import (
     EVENTS,
     THRESHOLD,
@@ -54,6 +54,7 @@ from firstline_gateway.settings.settings import Fleet as FleetSettings
 from firstline_gateway.store.service_clock import ServiceClock
 
 THREE = {PROBABILITIES: np.eye(10, dtype=np.float32)[[3]]}
+DIGITS = ModelKey("digits", 1)
 SETTINGS = Contracts(escalations_per_hour=600)
 NOW_S = 1_800_000_000.0
 EITHER = pytest.mark.parametrize("store_settings", [SQLITE, POSTGRESQL], indirect=True)
@@ -97,6 +98,19 @@ class Bench:
     def close(self) -> None:
         self.monitor.close()
         self.opened.close()
+
+    def restart(self) -> None:
+        self.close()
+        self.open()
+
+    def execute(self, statement: Executable) -> None:
+        """Changes what is stored."""
+        with self.opened.database.begin() as connection:
+            connection.execute(statement)
+
+    def end_alarm(self) -> int:
+        """Returns how many pools ended."""
+        return self.monitor.end(DIGITS, "application:ops").result()
 
     def served(self, version: int = 1) -> ServedModel:
         return self.repository.models[ModelKey("digits", version)]
@@ -280,12 +294,12 @@ async def test_an_alarm_reaches_the_devices_of_its_variant(bench: Bench) -> None
 
 async def test_quota_covers_the_last_hours_devices_of_all_alarms(bench: Bench) -> None:
     broken(bench)
-    assert bench.monitor.quota_per_device(ModelKey("digits", 1)) == 600 / 8
+    assert bench.monitor.quota_per_device(DIGITS) == 600 / 8
     broken(bench, version=2)
-    assert bench.monitor.quota_per_device(ModelKey("digits", 1)) == 600 / 16
+    assert bench.monitor.quota_per_device(DIGITS) == 600 / 16
     await bench.clock.advance(3601)
     bench.answer(request_from("one"))
-    assert bench.monitor.quota_per_device(ModelKey("digits", 1)) == 600
+    assert bench.monitor.quota_per_device(DIGITS) == 600
 
 
 @EITHER
@@ -313,21 +327,19 @@ async def test_an_alarm_ends_with_its_pool_or_with_a_new_version(bench: Bench) -
         bench.audit("quiet")
     assert bench.answer(request_from("quiet")).alarm
     assert bench.answer(request_from("quiet"), version=2) == ContractNotice(False, None)
-    assert bench.monitor.end(ModelKey("digits", 1), "application:ops").result() == 1
+    assert bench.end_alarm() == 1
     assert bench.answer(request_from("quiet")) == ContractNotice(False, None, devices=9)  # who audits, audits on
-    assert bench.monitor.end(ModelKey("digits", 1), "application:ops").result() == 0
+    assert bench.end_alarm() == 0
 
 
 def test_a_damaged_pool_stops_no_gateway_and_can_be_ended(bench: Bench) -> None:
     broken(bench)
-    with bench.opened.database.begin() as connection:
-        connection.execute(update(POOLS).values(record="{"))
-    bench.close()
-    bench.open()
+    bench.execute(update(POOLS).values(record="{"))
+    bench.restart()
     assert bench.monitor.pools() == []
     assert not bench.answer(request_from("broken0")).alarm
     bench.monitor.refresh().result()
-    assert bench.monitor.end(ModelKey("digits", 1), "application:ops").result() == 1
+    assert bench.end_alarm() == 1
 
 
 # Notices about other devices, and devices' reports about themselves.
@@ -347,8 +359,7 @@ def test_a_device_learns_how_many_devices_audit_its_promise(bench: Bench) -> Non
     repeated = request_from("cam5", note_of(bench.served()))
     bench.answer(repeated)
     bench.answer(repeated)
-    bench.close()
-    bench.open()
+    bench.restart()
     assert (auditing("cam0"), auditing("other"), auditing("new")) == (6, 1, 6)
 
 
@@ -403,8 +414,7 @@ async def test_device_alarm_is_logged_once_from_its_first_report(bench: Bench) -
     assert noted == ("device:cam", '{"model":"digits","version":1,"event":"missed person"}')
     await count("cam", None)  # from before the alarm, but late
     await count("cam", alarm)
-    bench.close()
-    bench.open()
+    bench.restart()
     await bench.clock.advance(DAY_S)
     bench.answer(request_from("cam", alarm=alarm))
     assert entries() == [noted]
@@ -501,9 +511,7 @@ async def test_the_end_of_a_deleted_alarm_is_tried_from_time_to_time(bench: Benc
     await stored.after(0, DOG)
     stored.change(lambda connection: alarms.delete_device(connection, "cam"))
     assert await stored.after(5, None) == []
-    stored.change(
-        lambda connection: alarms.take_request(connection, "cam", ModelKey("digits", 1), DOG, now_s=0, service_s=5)
-    )
+    stored.change(lambda connection: alarms.take_request(connection, "cam", DIGITS, DOG, now_s=0, service_s=5))
     assert await stored.after(1, None) == [("missed dog", False)]
     assert await stored.after(4, None) == [("missed dog", True)]
 
@@ -556,8 +564,7 @@ def test_alarms_of_many_devices_are_bounded_in_memory(bench: Bench, monkeypatch:
         assert len(bench.monitor.device_alarms()) <= 20
     bench.monitor.refresh().result()
     assert len(bench.monitor.device_alarms()) == 20
-    bench.close()
-    bench.open()
+    bench.restart()
     assert len(bench.monitor.device_alarms()) == 20
 
 
@@ -592,12 +599,11 @@ def test_a_request_counts_once_whatever_the_wall_clock_says(bench: Bench, wall_s
         bench.set_wall_clock(now_s)
         bench.audit("yard")
         bench.answer(request)
-        bench.close()
-        bench.open()
+        bench.restart()
         bench.answer(request)
     assert bench.counted() == 3
     assert bench.skipped(Skipped.REPEATED) == 1
-    assert bench.monitor.devices_last_hour(ModelKey("digits", 1)) == 2, "who asked before the restart shares a quota"
+    assert bench.monitor.devices_last_hour(DIGITS) == 2, "who asked before the restart shares a quota"
 
 
 async def test_clock_jump_adds_no_quota_and_no_closer_audits(make_bench: MakeBench) -> None:
@@ -621,8 +627,7 @@ async def test_a_device_has_its_share_of_an_hour(make_bench: MakeBench) -> None:
     bench.audit("yard")
     assert bench.counted() == 6
     assert bench.skipped(Skipped.DEVICE_LIMIT) == 45
-    bench.close()
-    bench.open()
+    bench.restart()
     bench.audit("cam")
     assert bench.counted() == 6
     await bench.clock.advance(3601)
@@ -706,16 +711,14 @@ def test_an_answer_that_is_no_number_is_no_evidence(bench: Bench) -> None:
 
 @EITHER
 def test_a_store_that_refuses_costs_evidence_and_no_answer(bench: Bench) -> None:
-    with bench.opened.database.begin() as connection:
-        connection.execute(text("ALTER TABLE contract_audits RENAME TO elsewhere"))
+    bench.execute(text("ALTER TABLE contract_audits RENAME TO elsewhere"))
     with captured_lines() as lines:
         for _ in range(3):
             assert quiet(bench.audit("cam", label=4))
     assert bench.monitor.pools() == []
     assert bench.skipped(Skipped.DISK) == 3
     assert [line["event"] for line in lines].count("audit not counted") == 1
-    with bench.opened.database.begin() as connection:
-        connection.execute(text("ALTER TABLE elsewhere RENAME TO contract_audits"))
+    bench.execute(text("ALTER TABLE elsewhere RENAME TO contract_audits"))
     bench.audit("cam")
     assert bench.counted() == 1
 
@@ -754,7 +757,7 @@ def test_replicas_share_one_test(make_bench: MakeBench) -> None:
     assert pool.state.audits == 9
     for bench in replicas:  # neither saw enough by itself
         assert bench.answer(request_from("stranger")).alarm
-    assert one.monitor.end(ModelKey("digits", 1), "application:ops").result() == 1
+    assert one.end_alarm() == 1
     other.monitor.refresh().result()
     assert other.monitor.pools() == []
 
@@ -819,8 +822,7 @@ async def test_replicas_with_different_events_wait_in_one_order(bench: Bench) ->
 @pytest.mark.parametrize("store_settings", [POSTGRESQL], indirect=True)
 def test_old_audits_that_another_replica_deletes_are_skipped(bench: Bench) -> None:
     bench.audit("cam")
-    with bench.opened.database.begin() as connection:
-        connection.execute(update(AUDITS).values(service_s=-2 * DAY_S))
+    bench.execute(update(AUDITS).values(service_s=-2 * DAY_S))
     with bench.opened.database.begin() as connection:
         connection.execute(delete(AUDITS).where(AUDITS.c.service_s < 0))
         bench.audit("yard")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
-from support.escalations import settle
+from support.escalations import begun, settle
 from support.updates import ConfigurationDevice, Device, HastyClock, Registry, bundle_at, full_disk, run_update
 
 from firstline_core import errors
@@ -43,8 +43,7 @@ async def test_a_change_ends_one_wait(requests: UpdateRequests[DesiredModel], cl
     assert requests.received and requests.desired == WANTED
     await requests.wait(60)
     requests.clear()
-    waiting = asyncio.create_task(requests.wait(60))
-    await settle()
+    waiting = await begun(requests.wait(60))
     assert not waiting.done()
     await clock.advance(60)
     await waiting
@@ -71,8 +70,7 @@ async def test_a_cancelled_request_does_not_cancel_the_others(requests: UpdateRe
 
 
 async def test_closing_fails_waiting_requests(requests: UpdateRequests[DesiredModel]) -> None:
-    asking = asyncio.create_task(requests.roll_back())
-    await settle()
+    asking = await begun(requests.roll_back())
     requests.close()
     requests.close()
     with pytest.raises(errors.NotReadyError, match="roll back again"):
@@ -87,8 +85,7 @@ async def test_work_for_the_desired_version_completes(
         return 7
 
     requests.receive(replace(WANTED, expires_s=clock.wall_s() + 1000))
-    doing = asyncio.create_task(requests.while_desired(work(), WANTED))
-    await settle()
+    doing = await begun(requests.while_desired(work(), WANTED))
     requests.receive(replace(WANTED, not_before_s=5))  # the same update, at another time
     await clock.advance(299)
     assert not doing.done()
@@ -118,8 +115,7 @@ async def test_work_stops_if_another_version_is_desired(
             ended.set()
 
     requests.receive(WANTED)
-    doing = asyncio.create_task(requests.while_desired(work(), WANTED))
-    await settle()
+    doing = await begun(requests.while_desired(work(), WANTED))
     assert not doing.done()
     requests.receive(other)
     with pytest.raises(SupersededError):
@@ -129,8 +125,7 @@ async def test_work_stops_if_another_version_is_desired(
 
 async def test_work_stops_if_a_rollback_is_requested(requests: UpdateRequests[DesiredModel]) -> None:
     requests.receive(WANTED)
-    doing = asyncio.create_task(requests.while_desired(asyncio.Event().wait(), WANTED))
-    await settle()
+    doing = await begun(requests.while_desired(asyncio.Event().wait(), WANTED))
     asking = asyncio.create_task(requests.roll_back())
     with pytest.raises(SupersededError):
         await doing
@@ -141,8 +136,7 @@ async def test_work_stops_if_a_rollback_is_requested(requests: UpdateRequests[De
 
 async def test_work_ends_when_the_update_expires(requests: UpdateRequests[DesiredModel], clock: SimulatedClock) -> None:
     requests.receive(replace(WANTED, expires_s=clock.wall_s() + 100))
-    doing = asyncio.create_task(requests.while_desired(asyncio.Event().wait(), WANTED))
-    await settle()
+    doing = await begun(requests.while_desired(asyncio.Event().wait(), WANTED))
     for _ in range(99):  # which the wall clock is asked for once a minute at least
         await clock.advance(1)
     assert not doing.done()

@@ -4,7 +4,7 @@ import asyncio
 import gc
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import partial
@@ -32,6 +32,7 @@ from firstline_gateway.models.repository import ServedModel
 from firstline_gateway.settings.settings import Oip
 
 T = TypeVar("T")
+E = TypeVar("E", bound=errors.FirstlineError)
 
 
 class Site:
@@ -59,10 +60,28 @@ class Site:
     async def ask(self, *requests: tuple[float, ...], timeout_s: float | None = None) -> list[Outcome]:
         return await self.until(self.begin(*requests, timeouts_s=[timeout_s] * len(requests)))
 
-    def begin(self, *requests: tuple[float, ...], timeouts_s: list[float | None]) -> asyncio.Task[list[Outcome]]:
+    async def failure(self, expected: type[E]) -> E:
+        """Returns the error of a request."""
+        (outcome,) = await self.ask((0.5,))
+        assert isinstance(outcome, expected)
+        return outcome
+
+    async def works(self) -> None:
+        (outcome,) = await self.ask((0.5,))
+        assert values(outcome) == [row(0.5)]
+
+    def fail(self, error: errors.FirstlineError | None) -> None:
+        for server in self.servers:
+            server.error = error
+
+    def begin(
+        self, *requests: tuple[float, ...], timeouts_s: Sequence[float | None] = ()
+    ) -> asyncio.Task[list[Outcome]]:
+        """Sends requests in one batch; by default one of one row, without a deadline."""
+        requests = requests or ((0.5,),)
         inputs = [{"x": np.array(values, np.float32).reshape(-1, 1)} for values in requests]
         now_s = self.clock.monotonic_s()
-        due_s = [None if each is None else now_s + each for each in timeouts_s]
+        due_s = [None if each is None else now_s + each for each in timeouts_s or [None] * len(requests)]
         return asyncio.ensure_future(self._outcomes(inputs, due_s))
 
     async def _outcomes(self, inputs: list[Tensor], due_s: list[float | None]) -> list[Outcome]:
@@ -155,7 +174,7 @@ async def test_the_server_with_fewer_batches_is_chosen() -> None:
     async with site(3, in_flight=4) as far:
         assert far.slots == 12
         await far.warm()
-        batches = [far.begin((0.5,), timeouts_s=[None]) for _ in range(12)]
+        batches = [far.begin() for _ in range(12)]
         await asyncio.sleep(0.01)
         assert [server.running for server in far.servers] == [4, 4, 4]
         await far.until(asyncio.gather(*batches))
@@ -164,7 +183,7 @@ async def test_the_server_with_fewer_batches_is_chosen() -> None:
 
 async def test_a_batch_on_a_dying_server_is_answered_by_another() -> None:
     async with site(2) as far:
-        batches = [far.begin((number / 16,), timeouts_s=[None]) for number in range(16)]
+        batches = [far.begin((number / 16,)) for number in range(16)]
         await asyncio.sleep(0.01)
         await far.clock.advance(0.005)
         assert all(server.running for server in far.servers)
@@ -187,23 +206,21 @@ async def test_without_servers_requests_fail_at_once_and_it_is_not_ready() -> No
 
     async with site(2, away) as far:
         assert "http://far-0 is away: it cannot be reached (Connection refused)." in far.pool.problem_with(M)
-        (refused,) = await far.ask((0.5,))
-        assert isinstance(refused, errors.EngineUnavailableError)
-        assert "far-1 is away" in refused.message
-        assert refused.retry_after_s == 1
+        error = await far.failure(errors.EngineUnavailableError)
+        assert "far-1 is away" in error.message
+        assert error.retry_after_s == 1
         assert far.slots == 0
         far.servers[1].there = True
         await far.clock.advance(1)
         assert far.pool.problem_with(M) == ""
-        assert values((await far.ask((0.5,)))[0]) == [row(0.5)]
+        await far.works()
 
 
 async def test_only_probes_mark_the_last_server_unavailable() -> None:
     async with site(1) as far:
         far.servers[0].there = False
-        (outcome,) = await far.ask((0.5,))
-        assert isinstance(outcome, errors.EngineUnavailableError)
-        assert "Connection refused" in outcome.message
+        error = await far.failure(errors.EngineUnavailableError)
+        assert "Connection refused" in error.message
         assert far.pool.problem_with(M) == ""
         await far.clock.advance(6)
         assert "is away" in far.pool.problem_with(M)
@@ -212,11 +229,11 @@ async def test_only_probes_mark_the_last_server_unavailable() -> None:
 async def test_the_only_server_is_tried_again_after_it_loaded_a_model() -> None:
     async with site(1) as far:
         far.servers[0].error = errors.NotReadyError("It loads model 'm'.")
-        (outcome,) = await far.ask((0.5,))
-        assert isinstance(outcome, errors.EngineUnavailableError) and "It loads model 'm'" in outcome.message
+        error = await far.failure(errors.EngineUnavailableError)
+        assert "It loads model 'm'" in error.message
         assert far.pool.problem_with(M) == ""
         far.servers[0].error = None
-        assert values((await far.ask((0.5,)))[0]) == [row(0.5)]
+        await far.works()
 
 
 @pytest.mark.parametrize("away", [False, True])
@@ -225,13 +242,13 @@ async def test_the_last_server_that_is_not_ejected_stays_available(away: bool) -
         await far.warm()
         far.servers[1].error = errors.FirstlineError("It broke.")
         for _ in range(10):
-            await far.until(asyncio.gather(*(far.begin((0.5,), timeouts_s=[None]) for _ in range(4))))
+            await far.until(asyncio.gather(*(far.begin() for _ in range(4))))
         assert far.pool.report().up == {("http://far-0",): 1, ("http://far-1",): 0}
         far.servers[0].error, far.servers[0].there = errors.NotReadyError("It loads model 'm'."), not away
         await far.ask((0.5,))
         assert far.pool.report().up["http://far-0",] == 1
         far.servers[0].error, far.servers[0].there = None, True
-        assert values((await far.ask((0.5,)))[0]) == [row(0.5)]
+        await far.works()
 
 
 async def test_a_server_that_shuts_down_is_left_before_it_is_gone() -> None:
@@ -239,8 +256,7 @@ async def test_a_server_that_shuts_down_is_left_before_it_is_gone() -> None:
         far.servers[0].error = errors.NotReadyError("This gateway is shutting down; send the request again.")
         far.servers[0].ready = False
         for _ in range(10):
-            (outcome,) = await far.ask((0.5,))
-            assert values(outcome) == [row(0.5)]
+            await far.works()
         assert far.asked[0] <= 1
         assert far.slots == 8
 
@@ -280,21 +296,19 @@ async def test_a_model_that_a_check_loads_is_checked_in_a_thread() -> None:
             return super().check(replies)
 
     async with site(1, model=Loading) as far:
-        assert values((await far.ask((0.5,)))[0]) == [row(0.5)]
+        await far.works()
     assert threads and threading.main_thread() not in threads
 
 
 async def test_half_of_the_servers_stay_tried_if_all_fail() -> None:
     async with site(4) as far:
         await far.warm()
-        for server in far.servers:
-            server.error = errors.EngineUnavailableError("The engine is gone.")
+        far.fail(errors.EngineUnavailableError("The engine is gone."))
         for _ in range(100):
             await far.ask((0.5,))
         assert sum(far.pool.report().up.values()) == 2
-        for server in far.servers:
-            server.error = None
-        assert values((await far.ask((0.5,)))[0]) == [row(0.5)]
+        far.fail(None)
+        await far.works()
 
 
 @pytest.mark.parametrize(("failing", "up"), [(1, [0, 1, 1]), (3, [1, 1, 1])])
@@ -305,7 +319,7 @@ async def test_a_server_that_fails_more_often_than_the_others_is_ejected(failing
             server.error, server.fails_every = errors.EngineUnavailableError("The engine is gone."), 3
         ups = []
         for _ in range(100):
-            await far.until(asyncio.gather(*(far.begin((0.5,), timeouts_s=[None]) for _ in range(6))))
+            await far.until(asyncio.gather(*(far.begin() for _ in range(6))))
             ups.append(list(far.pool.report().up.values()))
         assert min(ups) == up
 
@@ -319,8 +333,7 @@ async def test_a_batch_that_fails_on_all_servers_goes_to_another_executor(server
         await far.warm()
         for server in far.servers[:-1]:
             server.error, server.there = errors.FirstlineError("It broke."), not away
-        (outcome,) = await far.ask((0.5,))
-        assert values(outcome) == [row(0.5)]
+        await far.works()
         failed = [member.outcomes["failed"] for member in far.pool.members]
         assert (sum(failed), failed[-1]) == (min(3, servers), 0)
 
@@ -328,20 +341,30 @@ async def test_a_batch_that_fails_on_all_servers_goes_to_another_executor(server
 async def test_a_batch_that_fails_on_all_servers_is_split_on_one() -> None:
     async with site(3) as far:
         await far.warm()
-        for server in far.servers:
-            server.error = errors.InferenceError("No kernel.")
+        far.fail(errors.InferenceError("No kernel."))
         outcomes = await far.ask(*[(number / 8,) for number in range(8)])
         assert all(isinstance(outcome, errors.InferenceError) for outcome in outcomes)
         assert sorted(far.asked) == [1, 1, 1 + 8]
 
 
-async def test_a_failure_on_all_servers_is_the_requests() -> None:
-    async with site(2) as far:
-        for server in far.servers:
-            server.error = errors.FirstlineError("It broke.")
-        (outcome,) = await far.ask((0.5,))
-        assert isinstance(outcome, errors.InferenceError)
-        assert "failed on this request: It broke." in outcome.message
+@pytest.mark.parametrize(
+    ("servers", "given", "passed_on", "says"),
+    [
+        (2, errors.FirstlineError("It broke."), errors.InferenceError, "failed on this request: It broke."),
+        (1, errors.UnauthorizedError("No valid key."), errors.EngineUnavailableError, "No valid key."),
+        (1, errors.RateLimitedError("Too much."), errors.EngineUnavailableError, "Too much."),
+        (1, errors.DeadlineExceededError("Too late."), errors.DeadlineExceededError, "Too late."),
+    ],
+    ids=["a failure on all servers", "the operator's error", "a refusal without a retry time", "a missed deadline"],
+)
+async def test_a_servers_error_becomes_the_requests(
+    servers: int, given: errors.FirstlineError, passed_on: type[errors.FirstlineError], says: str
+) -> None:
+    async with site(servers) as far:
+        far.fail(given)
+        error = await far.failure(passed_on)
+        assert says in error.message
+        assert error.retry_after_s is not None or not isinstance(error, errors.EngineUnavailableError)
 
 
 async def test_another_model_under_the_same_version_is_an_error() -> None:
@@ -350,53 +373,27 @@ async def test_another_model_under_the_same_version_is_an_error() -> None:
 
     async with site(2, other) as far:
         for _ in range(10):
-            assert values((await far.ask((0.5,)))[0]) == [row(0.5)]
+            await far.works()
         assert far.asked[0] == 0, "it was seen before it was asked"
         far.servers[1].said_digest = "e" * 64  # exchanged since it was looked at
-        (outcome,) = await far.ask((0.5,))
-        assert isinstance(outcome, errors.EngineUnavailableError)
-        assert "has full model 'eeee" in outcome.message
-        assert MANIFEST.full_digest in outcome.message
+        error = await far.failure(errors.EngineUnavailableError)
+        assert "has full model 'eeee" in error.message
+        assert MANIFEST.full_digest in error.message
         assert far.pool.problem_with(M) != ""
         far.servers[1].said_digest = ""
         await far.clock.advance(12)
-        assert values((await far.ask((0.5,)))[0]) == [row(0.5)]
-
-
-async def test_a_refused_token_is_the_operators_error_and_not_the_callers() -> None:
-    async with site(1) as far:
-        far.servers[0].error = errors.UnauthorizedError("There is no valid key.")
-        (outcome,) = await far.ask((0.5,))
-        assert isinstance(outcome, errors.EngineUnavailableError)
-        assert "There is no valid key." in outcome.message
-
-
-async def test_a_refusal_without_a_retry_time_is_not_passed_on() -> None:
-    async with site(1) as far:
-        far.servers[0].error = errors.RateLimitedError("The gateway's key sends too much.")
-        (outcome,) = await far.ask((0.5,))
-        assert isinstance(outcome, errors.EngineUnavailableError)
-        assert outcome.retry_after_s is not None
-        assert "sends too much" in outcome.message
-
-
-async def test_a_missed_deadline_is_passed_on() -> None:
-    async with site(1) as far:
-        far.servers[0].error = errors.DeadlineExceededError("The deadline passed in the queue.")
-        (outcome,) = await far.ask((0.5,))
-        assert isinstance(outcome, errors.DeadlineExceededError)
+        await far.works()
 
 
 async def test_a_busy_server_is_avoided_and_all_busy_gives_a_retry_time() -> None:
     async with site(2) as far:
         far.servers[0].error = errors.QueueFullError("9 requests wait; come back later.", retry_after_s=3)
         for _ in range(20):
-            assert values((await far.ask((0.5,)))[0]) == [row(0.5)]
+            await far.works()
         assert far.slots == 16, "to be busy is no failure"
         far.servers[1].error = far.servers[0].error
-        (outcome,) = await far.ask((0.5,))
-        assert isinstance(outcome, errors.QueueFullError)
-        assert outcome.retry_after_s == 3
+        error = await far.failure(errors.QueueFullError)
+        assert error.retry_after_s == 3
 
 
 @pytest.mark.parametrize("busy", [0, 1])
@@ -404,9 +401,8 @@ async def test_a_busy_server_gives_the_retry_time_if_the_other_one_breaks(busy: 
     async with site(2) as far:
         far.servers[busy].error = errors.QueueFullError("9 requests wait; come back later.", retry_after_s=3)
         far.servers[1 - busy].error = errors.FirstlineError("It broke.")
-        (outcome,) = await far.ask((0.5,))
-        assert isinstance(outcome, errors.QueueFullError)
-        assert outcome.retry_after_s == 3
+        error = await far.failure(errors.QueueFullError)
+        assert error.retry_after_s == 3
 
 
 async def test_slow_server_is_hedged_and_the_slower_cut_off() -> None:
@@ -415,7 +411,7 @@ async def test_slow_server_is_hedged_and_the_slower_cut_off() -> None:
         far.servers[0].seconds = 5.0
         for _ in range(4):
             began_s = far.clock.monotonic_s()
-            assert values((await far.ask((0.5,)))[0]) == [row(0.5)]
+            await far.works()
             assert far.clock.monotonic_s() - began_s < 0.05
         assert far.repeats("hedge") >= 1
         assert far.servers[0].cancelled == far.repeats("hedge")
@@ -456,7 +452,7 @@ async def test_a_hedge_is_never_sent_to_a_full_server() -> None:
         await far.warm()
         for server in far.servers:
             server.seconds = 1.0
-        await far.until(asyncio.gather(*(far.begin((0.5,), timeouts_s=[None]) for _ in range(2))))
+        await far.until(asyncio.gather(*(far.begin() for _ in range(2))))
         assert far.repeats("hedge") == 0
 
 
@@ -482,7 +478,7 @@ async def test_a_silent_server_is_abandoned_for_another_in_time() -> None:
     async with site(2, timeout_s=1.0, hedge_share=0.0) as far:
         far.servers[0].silent = True
         began_s = far.clock.monotonic_s()
-        outcomes = await far.until(asyncio.gather(*(far.begin((0.5,), timeouts_s=[None]) for _ in range(8))), 0.01)
+        outcomes = await far.until(asyncio.gather(*(far.begin() for _ in range(8))), 0.01)
         assert [values(outcome) for (outcome,) in outcomes] == [[row(0.5)]] * 8
         assert 1 <= far.clock.monotonic_s() - began_s < 1.2
         (late,) = await far.until(far.begin((0.5,), timeouts_s=[0.3]), 0.01)
@@ -492,7 +488,7 @@ async def test_a_silent_server_is_abandoned_for_another_in_time() -> None:
 async def test_closing_cuts_off_what_takes_too_long() -> None:
     far = Site(1)
     await far.pool.start()
-    running = far.begin((0.5,), timeouts_s=[None])
+    running = far.begin()
     await asyncio.sleep(0.001)
     assert await far.pool.close(0.001)
     (outcome,) = await running
@@ -503,7 +499,7 @@ async def test_closing_cuts_off_what_takes_too_long() -> None:
 async def test_batches_that_closing_cuts_off_are_not_retried() -> None:
     far = Site(2)
     await far.pool.start()
-    running = [far.begin((0.5,), timeouts_s=[None]) for _ in range(4)]
+    running = [far.begin() for _ in range(4)]
     await asyncio.sleep(0.001)
     before = far.asked
     assert await far.pool.close(0.001)
@@ -525,7 +521,7 @@ async def _closed_during_a_probe() -> None:
     await far.pool.start()
     await far.warm()
     await far.clock.advance(60)
-    running = far.begin((0.5,), timeouts_s=[None])
+    running = far.begin()
     await until(lambda: far.asked == [1, 1])
     assert await far.pool.close(0.001)
     await running
