@@ -332,7 +332,7 @@ class Gateway:
                 contracts.contract_routes(self.contracts, self.repository, access),
                 enrolment.enrolment_routes(self.identity),
                 enrolment.invitation_routes(self.identity.devices, access),
-                jobs.job_routes(self.jobs, self.files, access),
+                jobs.job_routes(self.jobs, self.files, self.identity, access),
                 registry.file_routes(self.registry, access),
                 registry.publication_routes(self.registry, access),
                 registry.catalogue_routes(self.registry, access),

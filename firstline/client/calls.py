@@ -63,6 +63,7 @@ Answered = TypeVar("Answered", bound=InferResponse | Prediction)
 Inputs: TypeAlias = Mapping[str, ArrayLike | bytes | Sequence[bytes | str]]
 """Arrays with rows on the first axis, or bytes or text (one or a list), by the inputs' names."""
 
+_WAIT_S = 5
 _ANSWER_S = 5.0  # for one more answer at the end of a wait
 _TIMEOUT_LIMIT_MS = 24 * 60 * 60 * 1000
 
@@ -316,6 +317,11 @@ def check_request_id(answer: Answer | None, request_id: str, source: str) -> Non
     """Raises ProtocolError if the answer says that it belongs to another request."""
     if answer is not None and answer.request_id.lower() != request_id.lower():
         raise ProtocolError(f"{source} gave the answer to request {answer.request_id}, not to {request_id}.")
+
+
+def long_polling(call: Call[T], left_s: float) -> Call[T]:
+    """Returns the same request with long polling (RFC 7240): the gateway may hold it for up to `left_s`."""
+    return replace(call, headers={**(call.headers or {}), "Prefer": f"wait={int(max(0, min(_WAIT_S, left_s)))}"})
 
 
 def ending(call: Call[T], left_s: float) -> Call[T]:

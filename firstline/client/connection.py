@@ -12,6 +12,7 @@ from typing import Any, Generic, TypeVar
 import httpx
 
 from firstline.client.calls import Call
+from firstline.client.retries import Steps, job_result
 from firstline_core.errors import (
     ConfigError,
     FirstlineError,
@@ -106,6 +107,9 @@ class BaseClient(ABC, Generic[Http]):
                 self._clients.pop(known, None)
         unused = self._clients.pop((process, None), None)  # opened before there was a loop
         return self._clients.setdefault(place, unused if unused is not None else self._open(self._settings))
+
+    def _job_result(self, call: Call[T], job_id: str, timeout_s: float) -> Steps[T]:
+        return job_result(call, job_id, timeout_s=timeout_s, silence_s=self._timeout_s / 2)
 
     @property
     def url(self) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any, Generic, TypeAlias, TypeVar
 
-from firstline.client.calls import Call, answer, ending
+from firstline.client.calls import Call, answer, ending, long_polling
 from firstline_core.errors import (
     CapacityError,
     DeadlineExceededError,
@@ -30,7 +30,6 @@ Steps: TypeAlias = Generator[Call[Any] | float, Any, T]
 """Yields calls and waiting times (seconds), receives the calls' answers, and returns a result."""
 
 _POLL_S = 0.1
-_POLL_MAX_S = 1.0
 _BACKOFF_S = 0.1
 _BACKOFF_MAX_S = 5.0
 _RNG = random.Random()  # noqa: S311 (jitter)
@@ -92,18 +91,20 @@ def retried(position: int, build: Callable[[], Call[T]], patience_s: float) -> S
         yield wait_s
 
 
-def job_result(call: Call[T], job_id: str, *, timeout_s: float) -> Steps[T]:
-    """Repeats a call until a job is answered, after longer and longer waits.
+def job_result(call: Call[T], job_id: str, *, timeout_s: float, silence_s: float) -> Steps[T]:
+    """Repeats a long-polling call until a job is answered.
 
     Args:
         call: asks for the job's answer.
         job_id: id of the job.
         timeout_s: how long to wait (seconds).
+        silence_s: how long the server may stay silent (seconds).
     """
-    end_s, wait_s = time.monotonic() + timeout_s, _POLL_S
+    end_s = time.monotonic() + timeout_s
     while True:
         try:
-            result: T = yield ending(call, end_s - time.monotonic())
+            left_s = end_s - time.monotonic()
+            result: T = yield ending(long_polling(call, min(left_s, silence_s)), left_s)
             return result
         except FirstlineError as error:
             if not is_temporary(error):  # as is a deadline, which is the job's
@@ -112,8 +113,7 @@ def job_result(call: Call[T], job_id: str, *, timeout_s: float) -> Steps[T]:
                 raise RemoteTimeoutError(
                     f"The job {job_id} was not answered within {timeout_s} s; ask again later. {error.message}"
                 ) from error
-        yield wait_s
-        wait_s = min(2 * wait_s, _POLL_MAX_S)
+        yield _POLL_S
 
 
 def final_answer(request_id: str, *, timeout_s: float) -> Steps[InferResponse]:

@@ -152,11 +152,11 @@ class Client(BaseClient[httpx.Client]):
             UnknownAnswerError: the gateway has no job with this id for you.
             FirstlineError: the job failed.
         """
-        return self._run(retries.job_result(calls.answer(job_id), job_id, timeout_s=timeout_s))
+        return self._run(self._job_result(calls.answer(job_id), job_id, timeout_s))
 
     def result_file(self, job_id: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Prediction:
         """Like `result`, as a typed answer, for a job of `submit_file`."""
-        return self._run(retries.job_result(calls.prediction(job_id), job_id, timeout_s=timeout_s))
+        return self._run(self._job_result(calls.prediction(job_id), job_id, timeout_s))
 
     def forget(self, job_id: str) -> None:
         """Deletes a job and its answer from the gateway; a job that has not begun is not run."""

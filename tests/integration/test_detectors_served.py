@@ -133,9 +133,8 @@ async def test_a_fetched_answer_is_filtered_and_a_job_stores_the_whole(tmp_path:
             assert refused.status_code == 400 and "A job stores the whole answer" in refused.json()["error"]
         submitted = await client.post(path, content=BRIGHT, headers=job)
         answer = submitted.headers["Location"]
-        async with AsyncClient(url) as firstline:
-            await firstline.result(submitted.json()["request_id"])
-        assert (await client.get(answer)).json()["count"] == 1
+        waited = await client.get(answer, headers={"Prefer": "wait=10"})
+        assert (waited.status_code, waited.json()["count"]) == (200, 1)
         assert (await client.get(f"{answer}?min_score=0.6")).json()["count"] == 0
         wrong = await client.get(f"{answer}?min_score=2")
         assert (wrong.status_code, wrong.json()["code"]) == (400, "invalid_request")

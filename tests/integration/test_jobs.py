@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 
 import httpx
@@ -12,7 +12,7 @@ from sqlalchemy import select, update
 from support.audits import note_of, request_from
 from support.databases import POSTGRESQL, PostgreSql
 from support.gateway import GatedExecutor, gateway_of, gateway_settings, serving
-from support.keys import bearer, create_key
+from support.keys import bearer, create_key, revoke_key
 from support.waiting import until
 
 from firstline.client.async_client import AsyncClient
@@ -285,18 +285,142 @@ async def test_job_whose_answer_was_not_stored_runs_again(tmp_path: Path, monkey
         await let_go(executor, client, jobs)
 
 
-async def test_client_polls_until_a_job_has_ended(tmp_path: Path) -> None:
+async def test_caller_may_wait_for_the_end_of_a_job(tmp_path: Path) -> None:
     executor = GatedExecutor()
-    async with running(settings_of(tmp_path), executor) as (_, client):
-        job = await submit(client, ROW)
-        async with AsyncClient(str(client.base_url)) as firstline:
-            result = asyncio.create_task(firstline.result(job))
+    async with running(settings_of(tmp_path), executor) as (gateway, client):
+        address = f"/firstline/v1/answers/{(job := await submit(client))}"
+        for preference, applied in (("wait=0", None), ("wait=soon", None), ("wait=-1", None), ("wait=1", "wait=1")):
+            reply = await client.get(address, headers={"Prefer": preference})
+            assert (reply.status_code, reply.headers.get("Preference-Applied")) == (202, applied), preference
+        waiting = asyncio.create_task(client.get(address, headers={"Prefer": "handling=strict, wait=99999"}))
+        await until(lambda: bool(gateway.jobs.waiters._waiting) and executor.held > 0)
+        executor.release()
+        reply = await waiting
+        assert (reply.status_code, reply.headers["Preference-Applied"]) == (200, "wait=60")
+        assert reply.json()["request_id"] == job
+        assert not gateway.jobs.waiters._waiting
+        unknown = await client.get("/firstline/v1/answers/nobody", headers={"Prefer": "wait=60"})
+        assert unknown.status_code == 404
+
+
+async def test_deleted_job_and_disconnected_caller_end_the_wait(tmp_path: Path) -> None:
+    executor = GatedExecutor()
+    async with running(settings_of(tmp_path, auth__refresh_s=0.1), executor) as (gateway, client):
+        address = f"/firstline/v1/answers/{await submit(client)}"
+        waiting, leaving = (asyncio.create_task(client.get(address, headers={"Prefer": "wait=60"})) for _ in range(2))
+        await until(lambda: gateway.jobs.waiters._waits_of.total() == 2 and executor.held > 0)
+        leaving.cancel()
+        await until(lambda: gateway.jobs.waiters._waits_of.total() == 1)
+        assert (await client.delete(address)).status_code == 200
+        assert (await waiting).status_code == 404
+        assert not gateway.jobs.waiters._waiting
+        executor.release()
+
+
+async def test_answer_of_a_job_is_an_event(tmp_path: Path) -> None:
+    executor = GatedExecutor()
+    async with running(settings_of(tmp_path), executor) as (gateway, client):
+        address = f"/firstline/v1/answers/{(job := await submit(client))}/events"
+        async with client.stream("GET", address, params={"form": "v2"}) as stream:
+            assert stream.headers["Content-Type"].startswith("text/event-stream")
+            pieces = stream.aiter_text()
+            assert await anext(pieces) == ":\n\n"
             await until(lambda: executor.held > 0)
             executor.release()
-            assert (await result).answer.request_id == job  # type: ignore[union-attr]
-            late = await submit(client, ROW | {"parameters": {"timeout": 1}})
+            document = "".join([piece async for piece in pieces])
+        first, data = document.removesuffix("\n\n").split("\n")
+        assert first == "id: 2"
+        assert json.loads(data.removeprefix("data: "))["parameters"]["request_id"] == job
+        assert not gateway.jobs.waiters._waiting
+        assert (await client.get(address)).text.startswith('id: 2\ndata: {"request_id"')
+        assert (await client.get(address, headers={"Last-Event-ID": "2"})).status_code == 204
+        assert (await client.get(address, headers={"Last-Event-ID": "3"})).status_code == 400
+        assert (await client.get(address, params={"form": "other"})).status_code == 400
+        assert (await client.get("/firstline/v1/answers/nobody/events")).status_code == 404
+
+
+async def test_event_stream_ends_if_the_answer_has_no_such_view(tmp_path: Path) -> None:
+    executor = GatedExecutor()
+    async with running(settings_of(tmp_path), executor) as (gateway, client):
+        address = f"/firstline/v1/answers/{await submit(client)}/events"
+        async with client.stream("GET", address, params={"masks": "png"}) as stream:
+            pieces = stream.aiter_text()
+            assert await anext(pieces) == ":\n\n"
+            await until(lambda: executor.held > 0)
+            executor.release()
+            assert [piece async for piece in pieces] == []
+        refused = await client.get(address, params={"masks": "png"})
+        assert refused.status_code == 400
+        assert "does not apply to classification" in refused.json()["error"]
+        assert not gateway.jobs.waiters._waiting
+
+
+async def test_revoked_key_ends_the_wait_and_the_stream(tmp_path: Path) -> None:
+    settings, executor = settings_of(tmp_path, auth__mode="tokens", auth__refresh_s=0.1), GatedExecutor()
+    async with running(settings, executor) as (gateway, client):
+        anna, bob = (bearer(create_key(settings.store, name)) for name in ("anna", "bob"))
+        asked = []
+        for key in (anna, bob):
+            address = f"/firstline/v1/answers/{await submit(client, **key)}"
+            asked.append(asyncio.create_task(client.get(address, headers={"Prefer": "wait=60"} | key)))
+        streamed = f"/firstline/v1/answers/{await submit(client, **anna)}/events"
+        async with client.stream("GET", streamed, headers=anna) as stream:
+            pieces = stream.aiter_text()
+            assert await anext(pieces) == ":\n\n"
+            await until(lambda: gateway.jobs.waiters._waits_of.total() == 3)
+            revoke_key(settings.store, "anna")
+            async with asyncio.timeout(10):  # less than the wait, and than a heartbeat
+                refused = await asked[0]
+                assert [piece async for piece in pieces] == []
+        assert (refused.status_code, refused.json()["code"]) == (401, "unauthorized")
+        while not asked[1].done():
+            if executor.held:
+                executor.release()
+            await asyncio.sleep(0.001)
+        assert (await asked[1]).status_code == 200  # no other caller is
+        assert not gateway.jobs.waiters._waiting
+
+
+async def test_client_follows_events_of_a_job(tmp_path: Path) -> None:
+    async with running(settings_of(tmp_path)) as (gateway, client):
+        good = await submit(client, ROW)
+        late = await submit(client, ROW | {"parameters": {"timeout": 1}})
+        async with AsyncClient(str(client.base_url)) as firstline:
+            (only,) = [event async for event in firstline.events(good)]
+            assert only.answer.request_id == good
             with pytest.raises(errors.DeadlineExceededError):
-                await firstline.result(late)
+                [event async for event in firstline.events(late, patience_s=60)]
+            assert (await firstline.result(good)).output("probabilities").shape == (1, 10)
+        assert not gateway.jobs.waiters._waiting
+
+
+async def test_waiting_callers_are_limited_and_released_by_a_drain(tmp_path: Path) -> None:
+    executor = GatedExecutor()
+    async with running(settings_of(tmp_path, jobs__waiting_limit=4), executor) as (gateway, client):
+        address = f"/firstline/v1/answers/{await submit(client)}"
+
+        async def streamed() -> str:
+            async with client.stream("GET", f"{address}/events") as stream:
+                return "".join([piece async for piece in stream.aiter_text()])
+
+        waiting = asyncio.create_task(client.get(address, headers={"Prefer": "wait=60"}))
+        streaming = asyncio.create_task(streamed())
+        await until(lambda: gateway.jobs.waiters._waits_of.total() == 2 and executor.held > 0)
+        for path, headers in ((address, {"Prefer": "wait=60"}), (f"{address}/events", {})):
+            refused = await client.get(path, headers=headers)
+            assert (refused.status_code, refused.json()["code"]) == (503, "queue_full")
+            assert "half of jobs.waiting_limit" in refused.json()["error"]
+        with ExitStack() as others:
+            for principal in ("one", "another"):
+                others.enter_context(gateway.jobs.waiters.watch("job", principal))
+            with pytest.raises(errors.QueueFullError, match="4 callers wait"):
+                others.enter_context(gateway.jobs.waiters.watch("job", "a third"))
+        assert (await client.get(address)).status_code == 202
+        await gateway.drain(5)
+        assert (await waiting).status_code == 202
+        assert await streaming == ":\n\n"
+        assert (await client.get(address, headers={"Prefer": "wait=60"})).status_code == 202
+        executor.release()
 
 
 async def test_replicas_share_jobs_and_take_over_after_a_crash(
@@ -311,7 +435,8 @@ async def test_replicas_share_jobs_and_take_over_after_a_crash(
         jobs = [await submit(client) for _ in range(20)]
         await dying.jobs._tasks[1].close()  # it renews no lease any more, nor ends what it holds
         for job in jobs:
-            assert (await fetch(client, job)).status_code == 200  # by the other
+            ended = await client.get(f"/firstline/v1/answers/{job}", headers={"Prefer": "wait=30"})  # by the other
+            assert ended.status_code == 200
             assert (await fetch(other, job)).status_code == 200
         nul = await other.get("/firstline/v1/answers/%00")
         assert (nul.status_code, "NUL" in nul.json()["error"]) == (400, True)

@@ -145,7 +145,7 @@ def test_temporary_errors_are_retried_within_the_patience() -> None:
 
 
 def test_a_job_is_waited_for_while_its_gateway_restarts() -> None:
-    steps = job_result(ready(), "an id", timeout_s=60)
+    steps = job_result(ready(), "an id", timeout_s=60, silence_s=15)
     assert isinstance(next(steps), Call)
     for error in (errors.LinkError("a proxy answered 502"), errors.LinkDownError("gone"), errors.NotReadyError("busy")):
         assert isinstance(steps.throw(error), float)

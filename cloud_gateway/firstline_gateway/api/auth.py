@@ -131,6 +131,20 @@ async def authorize(identity: IdentityService, connection: HTTPConnection | asgi
     return caller
 
 
+async def is_still_authorized(identity: IdentityService, connection: HTTPConnection) -> bool:
+    """Returns whether an authenticated caller would still be accepted; does not count as a use of its key."""
+    certificate = await certificate_of(identity, connection.scope)
+    if certificate is None:
+        return not identity.requires_credentials or identity.gatekeeper.holds(
+            _given_key(connection.headers["authorization"])
+        )
+    try:
+        await identity.gatekeeper.authenticate_certificate(certificate)
+    except UnauthorizedError:
+        return False
+    return True
+
+
 def check_scope(caller: Caller, scope: str) -> None:
     """Checks that a caller has a scope.
 

@@ -1,37 +1,58 @@
-"""Jobs over HTTP: submitted with `Prefer: respond-async` (RFC 7240), and fetched by the id in the answer."""
+"""Jobs over HTTP: submitted with `Prefer: respond-async` (RFC 7240), and fetched by the id in the answer.
+
+A client polls, waits (`Prefer: wait=SECONDS`), or receives the answer as a server-sent event.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import ExitStack
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Depends, Query, Request
 from msgspec.structs import replace
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
+from firstline_core.errors import FirstlineError
 from firstline_core.file_route import FileRoute
 from firstline_core.ids import new_request_id
 from firstline_core.protocol import http
 from firstline_core.protocol.asgi import query_parameters
 from firstline_core.protocol.http import Reply
-from firstline_core.protocol.oip import Encoded, decode_response
-from firstline_core.protocol.openapi import BINARY_ANSWER, VIEW
+from firstline_core.protocol.oip import Encoded, decode_response, encode_response
+from firstline_core.protocol.openapi import BINARY_ANSWER, NO_MORE_EVENTS, TEXT, VIEW, request_header
 from firstline_core.types import InferRequest
-from firstline_gateway.api.auth import Access, Principal
+from firstline_gateway.api.auth import Access, Principal, authorize, is_still_authorized
 from firstline_gateway.api.messages import json_response, response_of
+from firstline_gateway.identity.identity import IdentityService
 from firstline_gateway.jobs.jobs import Jobs
 from firstline_gateway.jobs.records import RUNNING, Job
 from firstline_gateway.serving.data_plane import GatewayDataPlane
 
+WAIT_LIMIT_S = 60
+"""Longest wait for one reply: proxies would time out after it."""
+HEARTBEAT_S = 15.0
+
 _PREFER = "respond-async"
 _COME_BACK_S = "1"
 Form = Annotated[Literal["short", "v2"], Query(description="As short JSON, or as tensors.")]
+_WAIT = request_header(
+    "Prefer",
+    f"wait=SECONDS: how long to wait for the answer (RFC 7240), at most {WAIT_LIMIT_S}.",
+    {"type": "string", "pattern": "^wait=[0-9]+$"},
+)
+_LAST_EVENT_ID = request_header(
+    "Last-Event-ID",
+    "The id of the last event received; after 2 there are no more, and the answer is 204.",
+    {"enum": ["0", "1", "2"]},
+)
 
 
 def is_asynchronous(headers: Mapping[str, str]) -> bool:
     """Returns whether the caller asks for a job; `headers` have lower-case names."""
-    preferences = headers.get("prefer", "").split(",")
-    return any(each.partition(";")[0].strip().lower() == _PREFER for each in preferences)
+    return _PREFER in _preferences(headers.get("prefer", ""))
 
 
 async def submit(plane: GatewayDataPlane, jobs: Jobs, request: InferRequest) -> Reply:
@@ -50,14 +71,57 @@ async def submit(plane: GatewayDataPlane, jobs: Jobs, request: InferRequest) -> 
     return reply
 
 
-def job_routes(jobs: Jobs, files: FileRoute, access: Access) -> APIRouter:
+def job_routes(jobs: Jobs, files: FileRoute, identity: IdentityService, access: Access) -> APIRouter:
     """Returns the routes of jobs."""
     router = APIRouter(prefix="/firstline/v1/answers", tags=["answers"], dependencies=[Depends(access.scope("infer"))])
 
-    @router.get("/{request_id}", openapi_extra={"parameters": [*VIEW], "responses": {"200": BINARY_ANSWER}})
+    @router.get("/{request_id}", openapi_extra={"parameters": [*VIEW, _WAIT], "responses": {"200": BINARY_ANSWER}})
     async def fetch(request: Request, principal: Principal, request_id: str, form: Form = "short") -> Response:
         """The answer of a job (gateway; 202 while it waits or runs) or of a promise (agent). Only for its caller."""
-        return response_of(_job_reply(files, await jobs.find(request_id, principal), form, request))
+        wait_s = _wait_s(request)
+        if not wait_s:
+            return response_of(_job_reply(files, await jobs.find(request_id, principal), form, request))
+        job = await _wait_for(jobs, identity, request, request_id, wait_s=wait_s)
+        reply = _job_reply(files, job, form, request)
+        reply.headers["Preference-Applied"] = f"wait={wait_s}"
+        return response_of(reply)
+
+    @router.get(
+        "/{request_id}/events",
+        response_class=StreamingResponse,
+        openapi_extra={
+            "parameters": [*VIEW, _LAST_EVENT_ID],
+            "responses": {"200": {"content": {http.EVENT_STREAM_TYPE: TEXT}}, **NO_MORE_EVENTS},
+        },
+    )
+    async def follow(request: Request, principal: Principal, request_id: str, form: Form = "short") -> Response:
+        """The answer as server-sent events: a gateway sends one, an agent the present answer and then the final one."""
+        last_event = http.last_event_id(request.headers)
+        with ExitStack() as resources:
+            ending = resources.enter_context(jobs.waiters.watch(request_id, principal))
+            job = await jobs.find(request_id, principal)
+            if last_event == http.LAST_ID:
+                return Response(status_code=204)  # a browser's EventSource does not reconnect after it
+
+            first = b"" if job.status == RUNNING else _event_data(files, job, form, request)
+
+            async def pieces() -> AsyncIterator[bytes]:
+                data = first
+                while not data:
+                    yield http.HEARTBEAT  # the first one sends the head
+                    if not await _wait_while_authorized(identity, request, ending, HEARTBEAT_S):
+                        return
+                    if ending.done():
+                        try:
+                            last = await jobs.find(request_id, principal)
+                            if last.status == RUNNING:  # this gateway stops
+                                return
+                            data = _event_data(files, last, form, request)
+                        except FirstlineError:  # deleted, no store, or not in this form: a reconnecting client gets it
+                            return
+                yield http.event(http.LAST_ID, data)
+
+            return _ResourceStream(pieces(), resources.pop_all())
 
     @router.delete("/{request_id}")
     async def forget(principal: Principal, request_id: str) -> Response:
@@ -68,6 +132,67 @@ def job_routes(jobs: Jobs, files: FileRoute, access: Access) -> APIRouter:
     return router
 
 
+async def _wait_for(jobs: Jobs, identity: IdentityService, request: Request, job_id: str, *, wait_s: float) -> Job:
+    """Returns the caller's job once it has ended, or after `wait_s`.
+
+    Raises:
+        UnauthorizedError: the caller is not accepted any more.
+        QueueFullError: too many callers wait.
+        FirstlineError: as `Jobs.find`.
+    """
+    principal: str = request.state.principal
+    with jobs.waiters.watch(job_id, principal) as ending:
+        job = await jobs.find(job_id, principal)
+        if job.status != RUNNING:
+            return job
+        if not await _wait_while_authorized(identity, request, ending, wait_s):
+            await authorize(identity, request, "infer")  # raises the reason
+    return await jobs.find(job_id, principal)
+
+
+async def _wait_while_authorized(
+    identity: IdentityService, request: Request, ending: asyncio.Future[None], within_s: float
+) -> bool:
+    """Waits for the end of a job; returns False if the caller has left or is not accepted any more.
+
+    It checks as often as revocations are read, so that a revoked caller stops waiting when its requests are refused.
+    """
+    look_s = identity.refresh_s
+    until_s = asyncio.get_running_loop().time() + within_s
+    while not ending.done() and (left_s := until_s - asyncio.get_running_loop().time()) > 0:
+        await asyncio.wait([ending], timeout=min(look_s, left_s))
+        if await request.is_disconnected() or not await is_still_authorized(identity, request):
+            return False
+    return True
+
+
+class _ResourceStream(StreamingResponse):
+    """An event stream that releases its resources at the end."""
+
+    def __init__(self, pieces: AsyncIterator[bytes], resources: ExitStack) -> None:
+        super().__init__(pieces, headers=http.EVENT_HEADERS, media_type=http.EVENT_STREAM_TYPE)
+        self._resources = resources
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._resources:
+            await super().__call__(scope, receive, send)
+
+
+def _preferences(text: str) -> dict[str, str]:
+    """Parses a Prefer header, by lower-case names; the first of a name counts (RFC 7240, section 2)."""
+    found: dict[str, str] = {}
+    for preference in text.split(","):
+        name, _, value = preference.partition(";")[0].partition("=")
+        found.setdefault(name.strip().lower(), value.strip().strip('"'))
+    return found
+
+
+def _wait_s(request: Request) -> int:
+    """Returns how long the caller waits; 0 without a valid preference."""
+    value = _preferences(",".join(request.headers.getlist("prefer"))).get("wait", "")
+    return min(int(value[:9]), WAIT_LIMIT_S) if value.isascii() and value.isdigit() else 0
+
+
 def _job_reply(files: FileRoute, job: Job, form: str, request: Request) -> Reply:
     """Returns the reply that describes a job."""
     if job.status == RUNNING:
@@ -75,9 +200,27 @@ def _job_reply(files: FileRoute, job: Job, form: str, request: Request) -> Reply
         reply.headers["Retry-After"] = _COME_BACK_S
         return reply
     if job.status == 200 and form == "short":
-        response = decode_response(job.content, job.header)
-        return files.json(response, query_parameters(request.scope["query_string"]))
+        return _short_answer(files, job, request)
     return Reply(job.status, http.headers_for(Encoded(job.content, job.header)), job.content)
+
+
+def _event_data(files: FileRoute, job: Job, form: str, request: Request) -> bytes:
+    """Returns the answer of a job that has ended, as the data of an event.
+
+    Raises:
+        FirstlineError: the answer cannot be in this form.
+    """
+    if job.status != 200:
+        return job.content
+    if form == "short":
+        return _short_answer(files, job, request).body
+    response = decode_response(job.content, job.header)
+    return encode_response(InferRequest(response.model, (), job.job_id), response).body
+
+
+def _short_answer(files: FileRoute, job: Job, request: Request) -> Reply:
+    response = decode_response(job.content, job.header)
+    return files.json(response, query_parameters(request.scope["query_string"]))
 
 
 def _pending(request_id: str, model: str) -> dict[str, object]:

@@ -39,6 +39,7 @@ class IdentityService:
         auth, identity = settings.auth, settings.identity
         self.requires_credentials = auth.mode != "off"
         self.cors_origins = settings.api.cors_origins
+        self.refresh_s = auth.refresh_s
         self.proxy_header = auth.proxy_certificate_header.lower()
         self._trusted = client_certificate.networks(auth.trusted_proxies)
         self.folder = AuthorityFolder(Path(identity.directory), clock)

@@ -38,6 +38,7 @@ from firstline_core.types import LOWEST_PRIORITY, InferRequest, Wait
 from firstline_gateway.background import PeriodicTask
 from firstline_gateway.jobs import records
 from firstline_gateway.jobs.records import RUNNING, Job, JobResult
+from firstline_gateway.jobs.waiters import POLL_S, JobWaiters
 from firstline_gateway.serving.data_plane import GatewayDataPlane
 from firstline_gateway.settings.settings import Jobs as JobSettings
 from firstline_gateway.store.service_clock import ServiceClock
@@ -65,6 +66,9 @@ class Jobs:
         metrics: gains the counter of jobs.
         clock: measures deadlines.
         service: measures leases and the age of jobs.
+
+    Attributes:
+        waiters: the callers that wait for jobs.
     """
 
     plane: GatewayDataPlane
@@ -76,6 +80,7 @@ class Jobs:
 
     def __post_init__(self, metrics: RequestMetrics) -> None:
         self._counter = metrics.counter("jobs_total", "Jobs, by event.", ("event",))
+        self.waiters = JobWaiters(self.store, self.settings.waiting_limit)
         self._holder = new_request_id()
         self._running: dict[str, asyncio.Task[None]] = {}
         # Jobs whose earlier attempt had no result. One runs at a time, so that a job that crashes gateways is the only
@@ -85,6 +90,7 @@ class Jobs:
         self._tasks = (
             PeriodicTask("jobs", self._claim, interval_s=_LOOK_S, clock=self.clock, wake=self._wake),
             PeriodicTask("job leases", self._renew, interval_s=_RENEW_S, clock=self.clock),
+            PeriodicTask("ended jobs", self.waiters.poll, interval_s=POLL_S, clock=self.clock),
         )
         self._started = False
 
@@ -98,7 +104,8 @@ class Jobs:
         self._started = True
 
     async def close(self) -> None:
-        """Stops running jobs, and releases unfinished ones."""
+        """Wakes the callers that wait, stops running jobs, and releases unfinished ones."""
+        self.waiters.close()
         for task in self._tasks:
             await task.close()
         running = [*self._running.values()]
@@ -179,6 +186,7 @@ class Jobs:
         """
         if not await self.store.change(lambda connection: records.remove(connection, job_id, principal)):
             raise _unknown(job_id)
+        self.waiters.notify(job_id)
 
     async def _claim(self) -> None:
         """Claims as many jobs as may run now, and starts them."""
@@ -274,6 +282,7 @@ class Jobs:
         if await self.store.write(lambda connection: records.end(connection, job_id, result, service_s)):
             self._counter.labels("answered" if result.status == 200 else "failed").inc()
             log.info("job ended", request_id=job_id, status=result.status)
+        self.waiters.notify(job_id)
 
     async def _renew(self) -> None:
         """Renews the leases of running jobs, and deletes old results."""

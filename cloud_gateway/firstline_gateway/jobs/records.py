@@ -9,7 +9,7 @@ added, because two replicas that update the same rows could deadlock. Many rows 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -147,6 +147,12 @@ def find(connection: sa.Connection, job_id: str, principal: str) -> Job | None:
     row = connection.execute(sa.select(*_COLUMNS).where(_C.job_id == job_id)).first()
     job = None if row is None else _job(row)  # the owner may be what is damaged
     return job if job is not None and job.principal == principal else None
+
+
+def running(connection: sa.Connection, job_ids: Collection[str]) -> set[str]:
+    """Returns those of these jobs that have not ended."""
+    query = sa.select(_C.job_id).where(_C.job_id.in_(job_ids), _C.status == RUNNING)
+    return set(connection.execute(query).scalars())
 
 
 def any_unclaimed(connection: sa.Connection, service_s: float, submitted_by_s: float) -> bool:

@@ -235,6 +235,9 @@ class Jobs(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The most stored jobs, answered ones included; one client may use as much as is free."""
     bytes_limit: Count = 1 << 30
     """The most bytes of inputs and answers of stored jobs; one client may use as much as is free."""
+    waiting_limit: Count = 1024
+    """The most callers that may wait for answers to jobs, by `Prefer: wait` or an event stream; one client may have
+    half."""
     age_s: Annotated[float, Meta(gt=0)] = 86_400.0
     """Time for which the answer to a job is stored, and the longest wait of a job for capacity (seconds of service)."""
 

@@ -139,6 +139,11 @@ def test_text_that_cannot_be_sent_is_refused(given: dict[str, Any], sentence: st
     assert sentence in refused.value.message
 
 
+@pytest.mark.parametrize(("left_s", "wait_s"), [(100.0, 5), (3.9, 3), (0.5, 0), (-1.0, 0), (float("inf"), 5)])
+def test_long_polling_is_limited_by_the_time_left(left_s: float, wait_s: int) -> None:
+    assert (calls.long_polling(calls.answer("x"), left_s).headers or {})["Prefer"] == f"wait={wait_s}"
+
+
 def test_invalid_choice_lists_its_values() -> None:
     with pytest.raises(errors.InvalidTensorError, match="privacy is 'none'; use one of any, local_only"):
         calls.infer("m", {"x": [1]}, {"privacy": "none"})
