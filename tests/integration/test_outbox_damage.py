@@ -371,7 +371,7 @@ async def test_a_damaged_replacement_is_reported(folder: Path, monkeypatch: pyte
     def damaged_again(_path: Path) -> sqlite3.Connection:
         raise DamagedError("its first page is not as it was written")
 
-    monkeypatch.setattr(recovery, "open_writer", damaged_again)
+    monkeypatch.setattr(recovery.database, "open_writer", damaged_again)
     with pytest.raises(CapacityError, match="its first page is not as it was written"):
         Outbox(folder / "outbox.db", clock=SimulatedClock()).check()
 

@@ -34,20 +34,7 @@ from firstline_core.telemetry.wording import counted
 from firstline_core.types import InferResponse, ModelVersion, Privacy
 from firstline_core.units import HOUR_S
 from firstline_edge.outbox import database
-from firstline_edge.outbox.database import (
-    SQLITE_ERRORS,
-    Database,
-    MakeWriter,
-    Receiver,
-    Transaction,
-    Writer,
-    count_promises,
-    make_writer,
-    newest_rows,
-    open_reader,
-    skip_rows,
-    store_damage,
-)
+from firstline_edge.outbox.database import SQLITE_ERRORS, Database, Receiver, Transaction, Writer
 from firstline_edge.outbox.item import (
     ANSWER,
     PROVISIONAL,
@@ -144,7 +131,7 @@ class Outbox:
     announcing: Callable[[], Collection[Receiver]] = tuple
     seal: Callable[[], Seal] = Seal
     clock: Clock = SYSTEM_CLOCK
-    writer: MakeWriter = make_writer
+    writer: database.MakeWriter = database.make_writer
     _database: Database = field(init=False, repr=False)
     _writer: Writer = field(init=False, repr=False)
     _reader: sqlite3.Connection = field(init=False, repr=False)
@@ -440,7 +427,7 @@ class Outbox:
                 self._open()
             except CapacityError as error:
                 if not self._unopened_problem:
-                    self._unopened_counts = count_promises(self.path)
+                    self._unopened_counts = database.count_promises(self.path)
                     log.error("outbox unavailable; no correction promised", error=error.message)
                 # An error about a setting says itself what to do; all other errors come from the disk.
                 disk = (
@@ -460,14 +447,14 @@ class Outbox:
             undo.callback(opened.connection.close)
             undo.callback(opened.mark.close)
             try:
-                self._reader = undo.enter_context(contextlib.closing(open_reader(self.path)))
+                self._reader = undo.enter_context(contextlib.closing(database.open_reader(self.path)))
                 newest_wall_s, created = database.read_times(opened.connection)
                 totals = database.read_totals(opened.connection, opened.newest)
                 # Last: the next start must report damage and missing records again if this one fails.
-                if opened.newest != newest_rows(opened.connection):
-                    skip_rows(opened.connection, opened.newest)
+                if opened.newest != database.newest_rows(opened.connection):
+                    database.skip_rows(opened.connection, opened.newest)
                 if opened.damage:
-                    store_damage(opened.connection, "")
+                    database.store_damage(opened.connection, "")
             except SQLITE_ERRORS as error:
                 raise CapacityError(f"The outbox {self.path} cannot be read: {error}. Is the disk failing?") from error
             undo.pop_all()

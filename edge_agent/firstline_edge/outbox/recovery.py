@@ -20,22 +20,8 @@ from firstline_core.storage.files import DAMAGED, set_aside, sync_folder
 from firstline_core.storage.seals import HEAD_BYTES, Seal
 from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.wording import counted
-from firstline_edge.outbox.database import (
-    ITEM_COLUMNS,
-    LEAST_BYTES,
-    SQLITE_ERRORS,
-    DamagedError,
-    HighWaterMark,
-    Receiver,
-    RowNumbers,
-    empty_log,
-    make_private,
-    newest_rows,
-    open_reader,
-    open_writer,
-    store_damage,
-    unreported_damage,
-)
+from firstline_edge.outbox import database
+from firstline_edge.outbox.database import SQLITE_ERRORS, DamagedError, HighWaterMark, Receiver, RowNumbers
 from firstline_edge.outbox.item import ANSWER, PROVISIONAL, open_answer
 from firstline_edge.state import is_refusal
 
@@ -48,7 +34,7 @@ _JOURNALS = ("-wal", "-shm", "-journal")
 _SEALED = (("items", "request"), ("items", "provisional"), ("answers", "response"))
 # The last column of each is the time, which an index holds too.
 _COLUMNS = {
-    "items": ("sequence", *ITEM_COLUMNS),
+    "items": ("sequence", *database.ITEM_COLUMNS),
     "answers": ("sequence", "request_id", "principal", "response", *Receiver, "stored_wall_s"),
 }
 _UNKNOWN_TIME = -1.0
@@ -89,11 +75,11 @@ def open_or_recover(path: Path, seal: Seal, now_wall_s: float) -> OpenedOutbox:
         _finish(path)
         if not path.exists():
             _begin(path)
-        make_private(path)
-        if path.stat().st_size < LEAST_BYTES:
+        database.make_private(path)
+        if path.stat().st_size < database.LEAST_BYTES:
             return _replace(path, seal, now_wall_s, "It was damaged (it was cut off)")
         try:
-            connection = open_writer(path)
+            connection = database.open_writer(path)
         except DamagedError as error:
             return _replace(path, seal, now_wall_s, f"It was damaged ({error})")
         with contextlib.ExitStack() as undo:
@@ -101,9 +87,10 @@ def open_or_recover(path: Path, seal: Seal, now_wall_s: float) -> OpenedOutbox:
             if _can_decrypt_all(connection, seal):
                 mark = HighWaterMark(path, connection)
                 undo.callback(mark.close)
-                acknowledged, stored = mark.read(), newest_rows(connection)
+                acknowledged, stored = mark.read(), database.newest_rows(connection)
                 newest = RowNumbers(*map(max, acknowledged, stored))
-                damage = " ".join(filter(None, (unreported_damage(connection), _missing_records(acknowledged, stored))))
+                damages = (database.unreported_damage(connection), _missing_records(acknowledged, stored))
+                damage = " ".join(filter(None, damages))
                 undo.pop_all()
                 return OpenedOutbox(connection, mark, newest, damage)
         why = "Some of it was encrypted with a key that encryption.key_file does not hold"
@@ -126,17 +113,17 @@ def _begin(path: Path) -> None:
     begun = path.with_name(path.name + _BEGUN)
     for suffix in ("", *_JOURNALS):
         begun.with_name(begun.name + suffix).unlink(missing_ok=True)
-    make_private(begun)
-    with contextlib.closing(open_writer(begun, alone=True)) as connection:
-        empty_log(connection)
+    database.make_private(begun)
+    with contextlib.closing(database.open_writer(begun, alone=True)) as connection:
+        database.empty_log(connection)
     begun.replace(path)
     sync_folder(path.parent)
 
 
 def _replace(path: Path, seal: Seal, now_wall_s: float, why: str) -> OpenedOutbox:
     fresh = path.with_name(path.name + _FRESH)
-    make_private(fresh)
-    with contextlib.closing(open_writer(fresh)) as connection:
+    database.make_private(fresh)
+    with contextlib.closing(database.open_writer(fresh)) as connection:
         recovered = _recover(connection, path, seal, now_wall_s)
         if recovered is None:
             became = "SQLite cannot open it, so every promised correction and every answer in it is lost"
@@ -147,14 +134,14 @@ def _replace(path: Path, seal: Seal, now_wall_s: float, why: str) -> OpenedOutbo
                 f"{counted(promises, 'promised correction')} and {counted(answers, 'answer')}"
             )
         damage = f"{why}, and was set aside as {path.name}{DAMAGED}; {became}."
-        store_damage(connection, damage)  # for the next start, if this one fails
-        empty_log(connection)  # which is not renamed with the file
+        database.store_damage(connection, damage)  # for the next start, if this one fails
+        database.empty_log(connection)  # which is not renamed with the file
     set_aside(path)
     _finish(path)
     log.error("outbox replaced", path=str(path), damage=damage)
-    connection = open_writer(path)
+    connection = database.open_writer(path)
     try:
-        return OpenedOutbox(connection, HighWaterMark(path, connection), newest_rows(connection), damage)
+        return OpenedOutbox(connection, HighWaterMark(path, connection), database.newest_rows(connection), damage)
     except BaseException:
         connection.close()
         raise
@@ -199,9 +186,9 @@ def _recover(fresh: sqlite3.Connection, damaged: Path, seal: Seal, now_wall_s: f
     Raises:
         sqlite3.Error: the disk refuses, so the damaged file may hold more than could be read now.
     """
-    if damaged.stat().st_size < LEAST_BYTES:  # SQLite would take it for a new one
+    if damaged.stat().st_size < database.LEAST_BYTES:  # SQLite would take it for a new one
         return None
-    with contextlib.closing(open_reader(damaged)) as old:
+    with contextlib.closing(database.open_reader(damaged)) as old:
         old.execute("PRAGMA writable_schema = ON")  # or SQLite reads nothing of a file that was cut off
         if not _scan(old, "SELECT name FROM sqlite_schema", both_ways=False):
             return None
