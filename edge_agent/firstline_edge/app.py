@@ -301,7 +301,7 @@ class EdgeAgent:
             from firstline_edge.fleet.configuration.installed_configuration import described
 
             configuration = partial(described, fleet.configuration)
-        birth = partial(birth_message, self.models, self.certificates, configuration)
+        birth = partial(birth_message, self.models, configuration)
         self.links = await open_links(settings, birth, clock, budget_gate, credentials=credentials)
         opened.push_async_callback(self.links.chain.close)
         self.renewal: CredentialRenewal | None = None
@@ -493,8 +493,7 @@ class EdgeAgent:
         report = self.fleet.report_ended if self.fleet is not None else None
         self._start(opened, "outbox", partial(self._deliver, report=report))
         self._start(opened, "housekeeping", self.cache.keep_expiring, self.outbox.keep_expiring)
-        announce = partial(certificate_reports.announce_alarms, self.certificates.alarms, self.links.mqtt)
-        self._start(opened, "audits", self.audit_sender.run, self.certificates.keep_saving, announce)
+        self._start(opened, "audits", self.audit_sender.run, self.certificates.keep_saving)
         if self.renewal is not None:
             self._start(opened, "identity", self.renewal.run)
         self._start(opened, "sensors", self.sampler.run)

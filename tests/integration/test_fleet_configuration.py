@@ -129,7 +129,7 @@ async def test_a_rollout_configures_a_running_agent(site: RegistrySite, settings
         assert agent.router.threshold(agent.models.all[0]) == 1.5
         assert agent.operations.status()["fleet"]["configuration"]["sha256"] == signed.sha256
         configuration = agent.fleet.status()["configuration"]
-        birth: dict[str, Any] = birth_message(agent.models, agent.certificates, lambda: configuration)
+        birth: dict[str, Any] = birth_message(agent.models, lambda: configuration)
         assert birth["configuration"]["sha256"] == signed.sha256 and birth["models"]
         await rollouts.command(rollout, Command.ROLLBACK, "application:ops")
 

@@ -106,39 +106,20 @@ async def test_traffic_is_counted(mosquitto: Broker, link: MqttLink) -> None:
     assert answer.output("probabilities").nbytes < received < answer.output("probabilities").nbytes + 1500
 
 
-async def test_event_is_sent_once_and_birth_message_is_updated(mosquitto: Broker) -> None:
-    facts: dict[str, object] = {"alarm": False}
-    link = MqttLink(settings(mosquitto, "cam-1"), TOPICS, birth=lambda: facts)
-    with pytest.raises(errors.LinkDownError):
-        await link.publish_event({"event": "contract_alarm"})
-    heard: list[tuple[str, dict[str, object], bool]] = []
-
-    async def hear(message: Message) -> None:
-        heard.append((message.topic, json.loads(message.payload), message.retain))
-
-    listener = MqttClient(settings(mosquitto, "fleet"))
-    for topic in (TOPICS.telemetry, TOPICS.birth):
-        await listener.subscribe(topic, hear)
-    await listener.connect(5)
+async def test_the_broker_keeps_the_birth_message(mosquitto: Broker) -> None:
+    link = MqttLink(settings(mosquitto, "cam-1"), TOPICS, birth=lambda: {"models": ["digits"]})
     await link.start()
     await link.probe(5)
-    await until(lambda: len(heard) == 1)
-    facts["alarm"] = True
-    await link.publish_event({"event": "contract_alarm"})
-    await until(lambda: len(heard) == 3)
-    assert [(topic, document.get("event"), document.get("alarm")) for topic, document, _ in heard] == [
-        (TOPICS.birth, None, False), (TOPICS.telemetry, "contract_alarm", None), (TOPICS.birth, None, True),
-    ]  # fmt: skip
-    await listener.close()
+    heard: list[tuple[dict[str, object], bool]] = []
+
+    async def hear(message: Message) -> None:
+        heard.append((json.loads(message.payload), message.retain))
+
     late = MqttClient(settings(mosquitto, "late"))
-    heard.clear()
-    for topic in (TOPICS.telemetry, TOPICS.birth):
-        await late.subscribe(topic, hear)
+    await late.subscribe(TOPICS.birth, hear)
     await late.connect(5)
     await until(lambda: bool(heard))
-    assert [(topic, document.get("alarm")) for topic, document, _ in heard] == [
-        (TOPICS.birth, True)
-    ]  # news are not retained
+    assert heard == [({"session_id": link.session_id, "models": ["digits"]}, True)]
     await late.close()
     await link.close()
 

@@ -224,7 +224,7 @@ async def test_damage_is_reported_by_the_start_that_succeeds(
         raise sqlite3.OperationalError("disk I/O error")
 
     with monkeypatch.context() as patch:
-        patch.setattr("firstline_edge.outbox.outbox.open_reader", refuse)
+        patch.setattr("firstline_edge.outbox.database.read_times", refuse)
         with pytest.raises(CapacityError, match="disk I/O error"):
             Outbox(path, clock=SimulatedClock()).check()
     reasons = []

@@ -19,7 +19,7 @@ from firstline_core.hardware.readings import limited
 from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_edge.api.data_plane import EdgeDataPlane
 from firstline_edge.audits import certificate_reports
-from firstline_edge.audits.certificate_states import CertificateStates, MonitoredCertificate
+from firstline_edge.audits.certificate_states import CertificateStates
 from firstline_edge.budgets.spending import Spending
 from firstline_edge.cache.results import ResultCache
 from firstline_edge.cascade.cascade import TierRouter
@@ -148,34 +148,15 @@ class Operations:
         return [(path, message) for path, message in found if message]
 
 
-def birth_message(
-    models: Models, certificates: CertificateStates, configuration: Callable[[], object] | None
-) -> dict[str, object]:
+def birth_message(models: Models, configuration: Callable[[], object] | None) -> dict[str, object]:
     """Returns what the broker keeps of this device: the models that it runs, and the fleet's configuration.
 
     Args:
         models: the models of this device.
-        certificates: of their certificates.
         configuration: returns the configuration that runs; None on a device that is not a member of a fleet.
     """
     message: dict[str, object] = {} if configuration is None else {"configuration": configuration()}
-    return message | {
-        "agent_version": VERSION,
-        "models": [_identity(model) | {"contract": _contract_of(certificates.find(model))} for model in models.all],
-    }
-
-
-def _contract_of(monitored: MonitoredCertificate | None) -> dict[str, object] | None:
-    if monitored is None:
-        return None
-    record, state = monitored.record, monitored.record.state
-    return {
-        "alarm": state.is_void,
-        "tightened": state.tightened,
-        "escalates_all": state.escalates_all,
-        "audits": record.agreed + record.disagreed,
-        "disagreed": record.disagreed,
-    }
+    return message | {"agent_version": VERSION, "models": [_identity(model) for model in models.all]}
 
 
 def _identity(model: DeviceModel) -> dict[str, object]:

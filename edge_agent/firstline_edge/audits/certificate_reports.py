@@ -1,27 +1,18 @@
-"""Shows the states of the certificates in `status` and in metrics, and announces alarms over MQTT."""
+"""Shows the states of the certificates in `status` and in metrics."""
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING
 
-from firstline_core.errors import FirstlineError
 from firstline_core.routing import audit, drift
 from firstline_core.routing.certificate import ALL_ROWS
-from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_core.telemetry.wording import iso_time
 from firstline_edge.audits.certificate_states import CertificateStates, MonitoredCertificate
-from firstline_edge.audits.records import CertificateRecord, EventRecord
+from firstline_edge.audits.records import EventRecord
 from firstline_edge.models.models import DeviceModel
-
-if TYPE_CHECKING:  # paho takes memory, which a device without MQTT need not spend
-    from firstline_edge.cloud.mqtt_link import MqttLink
-
-log = logger(__name__)
 
 _EVENTS_SHOWN = 32
 
@@ -60,25 +51,6 @@ def describe(certificates: CertificateStates, model: DeviceModel) -> dict[str, o
         },
         "drift": None if index is None else {"index": round(index, 4), "word": drift.size_word(index)},
     }
-
-
-async def announce_alarms(alarms: asyncio.Queue[CertificateRecord], links: Sequence[MqttLink]) -> None:
-    """Announces each alarm over every link, until it is cancelled."""
-    while True:
-        record = await alarms.get()
-        facts = {
-            "event": "contract_alarm",
-            "model": record.model,
-            "version": record.version,
-            "cause": record.state.cause,
-            "threshold": record.state.tightened,
-            "escalates_all": record.state.escalates_all,
-        }
-        for link in links:
-            try:
-                await link.publish_event(facts)
-            except FirstlineError as error:  # the birth message says it at the next connection
-                log.info("alarm not announced over MQTT", error=error.message)
 
 
 def register_metrics(metrics: RequestMetrics, certificates: CertificateStates) -> None:

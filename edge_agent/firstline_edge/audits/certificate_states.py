@@ -148,9 +148,6 @@ class CertificateStates:
         samples: answers that both models have given.
         settings: limits and the effect of an alarm.
 
-    Attributes:
-        alarms: records that were just alarmed, or tightened again, until they are announced.
-
     A file that cannot be read is set aside. It may have held an alarm, so the current certificates are not relied on
     any more; they keep their thresholds, and their tests restart. The same holds for a bundle that was on this device
     before and is loaded later, also after a restart.
@@ -163,7 +160,6 @@ class CertificateStates:
         self._samples = samples
         self._settings = settings
         self._clock = clock
-        self.alarms: asyncio.Queue[CertificateRecord] = asyncio.Queue()
         self._changed = asyncio.Event()
         self._writing: asyncio.Future[None] | None = None
         self._records = self._file.read()
@@ -422,7 +418,6 @@ class CertificateStates:
             quota_per_hour=self.quota_per_hour(monitored),
         )
         self.save()
-        self.alarms.put_nowait(record)
 
     def _tightened(self, monitored: MonitoredCertificate, event: str) -> float:
         """Returns the threshold from which the audits in which an event can occur still satisfy its promise."""

@@ -161,19 +161,6 @@ class MqttLink:
             publication = mqtt_messages.response_publication(form, response, topic=topic, correlation_data=data)
         await self._client.publish(publication)
 
-    async def publish_event(self, facts: Mapping[str, object]) -> None:
-        """Publishes an event of this device, and updates the retained birth message.
-
-        Args:
-            facts: JSON-compatible; without inputs of users.
-
-        Raises:
-            LinkDownError: not connected.
-            FirstlineError: the broker refused it.
-        """
-        await self._client.publish(Publication(self.topics.telemetry, orjson.dumps(facts)))
-        await self._client.publish(self._introduction())
-
     async def listen(self, topic: str, handle: Callable[[Message], None]) -> None:
         """Subscribes to a topic, also after reconnections, and calls `handle` with each message.
 
