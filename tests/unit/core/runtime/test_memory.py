@@ -28,6 +28,27 @@ release_freed_memory()
 print(json.dumps([queries, full - resident()]))
 """
 
+_PARSING = """
+import resource, orjson
+from firstline_core.runtime.memory import keep_freed_memory
+
+faults = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+text = orjson.dumps([0] * 480_000)
+keep_freed_memory()
+orjson.loads(text)
+before = faults()
+for _ in range(20):
+    orjson.loads(text)
+print((faults() - before) // 20)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="of Linux with glibc")
+def test_json_of_an_image_is_parsed_without_page_faults() -> None:
+    command = [sys.executable, "-c", _PARSING]
+    done = subprocess.run(command, env={}, capture_output=True, text=True, check=True, timeout=60)
+    assert int(done.stdout) < 100, "of some thousand pages"
+
 
 @pytest.mark.skipif(sys.platform != "linux", reason="of Linux with glibc")
 def test_freed_memory_is_reused_without_page_faults() -> None:
