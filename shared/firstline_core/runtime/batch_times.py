@@ -38,12 +38,13 @@ class BatchTimes:
         batch: the most rows that gain by running together, for a model that declares it; None to learn it.
     """
 
-    __slots__ = ("_batches", "_seconds_per_row", "_tried", "batch", "ended_s")
+    __slots__ = ("_batches", "_seconds_per_row", "_tried", "_worthwhile", "batch", "ended_s")
 
     def __init__(self, batch: int | None = None) -> None:
         self.batch = batch
         self._seconds_per_row: dict[int, float] = {}  # by power of two
         self._tried: dict[int, int] = {}  # number of batches at the last run of this size
+        self._worthwhile: dict[int, int] = {}  # found rows by the most rows, until the next batch
         self._batches = 0
         self.ended_s = float("-inf")
 
@@ -57,6 +58,7 @@ class BatchTimes:
         for rows, each in seconds.items():
             self._seconds_per_row.setdefault(size_of(rows), each / rows)
             self._tried.setdefault(size_of(rows), self._batches)
+        self._worthwhile.clear()
 
     def observe(self, rows: int, seconds: float, now_s: float) -> None:
         """Learns from a batch that ended."""
@@ -64,15 +66,18 @@ class BatchTimes:
         size, newest = size_of(rows), seconds / rows
         before = self._seconds_per_row.get(size, newest)
         self._seconds_per_row[size] = before + _SMOOTHING * (min(newest, _MOST_SLOWER * before) - before)
-        self._batches += 1
-        self._tried[size] = self._batches
+        self._count(size)
 
     def scale(self, rows: int, factor: float) -> None:
         """Adds a batch that changes the duration of its size by a factor."""
         size = size_of(rows)
         self._seconds_per_row[size] = self.seconds(rows) / rows * factor
+        self._count(size)
+
+    def _count(self, size: int) -> None:
         self._batches += 1
         self._tried[size] = self._batches
+        self._worthwhile.clear()
 
     def has_tried(self, rows: int) -> bool:
         """Returns whether a batch of this size ran or was measured."""
@@ -95,6 +100,11 @@ class BatchTimes:
 
         A size that was not tried recently counts as such.
         """
+        if max_rows not in self._worthwhile:  # several requests are placed between two batches
+            self._worthwhile[max_rows] = self._find_worthwhile(max_rows)
+        return self._worthwhile[max_rows]
+
+    def _find_worthwhile(self, max_rows: int) -> int:
         if self.batch is not None:
             max_rows = min(max_rows, self.batch)
         size, largest = 0, size_of(max_rows)

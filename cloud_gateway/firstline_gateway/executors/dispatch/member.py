@@ -80,19 +80,18 @@ class Forecast:
     Args:
         seconds: measured seconds of batches, by rows; empty if none was measured.
         batch: see `BatchTimes`.
+
+    Attributes:
+        pace: present batch times as a multiple of the usual ones.
     """
 
     def __init__(self, seconds: Mapping[int, float], batch: int | None = None) -> None:
         self._usual = BatchTimes(batch)
         self._usual.expect(seconds)
         self._seen: Counter[int] = Counter({size_of(rows): _LEARNING for rows in seconds})
+        self.pace = 1.0
         self._log_pace = 0.0
         self._learned_s = -math.inf
-
-    @property
-    def pace(self) -> float:
-        """Present batch times as a multiple of the usual ones."""
-        return math.exp(self._log_pace)
 
     def seconds(self, rows: int) -> float | None:
         """Returns the expected seconds of a batch that starts now, or None if nothing is known."""
@@ -137,6 +136,7 @@ class Forecast:
         earlier = (1 - _NEWEST) * 0.5 ** (max(0.0, now_s - self._learned_s) / _HALF_LIFE_S)
         newest = min(log_pace, self._log_pace + math.log(_MOST_SLOWER))
         self._log_pace = earlier * self._log_pace + (1 - earlier) * newest
+        self.pace = math.exp(self._log_pace)
         self._learned_s = now_s
 
 
