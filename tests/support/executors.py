@@ -134,6 +134,12 @@ class Site:
             each.batches.clear()
         return {name: count / max(1, sum(rows.values())) for name, count in rows.items()}
 
+    async def share(self, name: str, seconds: float, clients: int = 2) -> float:
+        """Returns an executor's share of the rows while clients ask for `seconds`."""
+        self.shares()
+        await self.go(seconds, clients)
+        return self.shares()[name]
+
     def report(self, name: str) -> ExecutorReport:
         return next(each for each in self.dispatcher.report().executors if each.name == name)
 

@@ -42,8 +42,7 @@ async def test_no_probe_exceeds_the_budgets() -> None:
 
 async def test_work_spreads_in_proportion_to_the_speeds() -> None:
     async with site({"fast": 0.01, "slow": 0.04}) as made:
-        await made.go(4.0, clients=8)
-        assert made.shares()["fast"] == pytest.approx(0.8, abs=0.05)
+        assert await made.share("fast", 4.0, clients=8) == pytest.approx(0.8, abs=0.05)
 
 
 async def test_single_requests_go_to_the_fastest_executor() -> None:
@@ -75,20 +74,15 @@ async def test_a_probe_with_an_internal_error_frees_its_slot() -> None:
 
 async def test_load_moves_away_from_a_degraded_executor_and_returns() -> None:
     async with site({"one": 0.01, "other": 0.02}) as made:
-        await made.go(1.0, clients=1)
-        assert made.shares()["one"] > 0.9
+        assert await made.share("one", 1.0, clients=1) > 0.9
         made.executors["one"].row_s = 0.2
         took_s = await made.go(1.0, clients=1)
         assert max(took_s) < 0.1, "what is late is run elsewhere too"
-        made.shares()
-        await made.go(2.0, clients=1)
-        assert made.shares()["one"] < 0.1
+        assert await made.share("one", 2.0, clients=1) < 0.1
         assert made.pace("one", M).pace > 3
         made.executors["one"].row_s = 0.01
         await made.go(6.0, clients=1)
-        made.shares()
-        await made.go(1.0, clients=1)
-        assert made.shares()["one"] > 0.9
+        assert await made.share("one", 1.0, clients=1) > 0.9
         assert made.pace("one", M).pace == pytest.approx(1.0, abs=0.3)
 
 
@@ -98,23 +92,19 @@ async def test_an_executor_that_hung_for_long_gets_work_again() -> None:
         await made.go(15.0, clients=1)
         made.executors["one"].go_on()
         await made.go(15.0, clients=1)
-        made.shares()
-        await made.go(1.0, clients=1)
-        assert made.shares()["one"] > 0.9
+        assert await made.share("one", 1.0, clients=1) > 0.9
 
 
 async def test_a_hanging_batch_is_answered_by_another_executor() -> None:
     async with site({"one": 0.01, "other": 0.015}) as made:
         made.executors["one"].stop()
-        took_s = await made.go(3.0, clients=2)
+        took_s = await made.go(3.0)
         assert max(took_s) < 0.2
         assert made.repeats["executor_late"] >= 1
         assert len(took_s) > 100, "and the hang does not repeat"
         made.executors["one"].go_on()
-        await made.go(6.0, clients=2)
-        made.shares()
-        await made.go(1.0, clients=2)
-        assert made.shares()["one"] > 0.4
+        await made.go(6.0)
+        assert await made.share("one", 1.0) > 0.4
 
 
 @pytest.mark.parametrize(("first", "second", "within_s"), [({}, {}, 2.0), ({}, {1: 0.01}, 0.2), ({1: 0.01}, {}, 0.2)])
@@ -148,9 +138,7 @@ async def test_a_failure_is_retried_elsewhere_and_ejects(error: errors.Firstline
         made.executors["one"].error = None
         await made.go(20.0, clients=1)
         assert made.report("one").problem == ""
-        made.shares()
-        await made.go(1.0, clients=1)
-        assert made.shares()["one"] > 0.9
+        assert await made.share("one", 1.0, clients=1) > 0.9
 
 
 @pytest.mark.parametrize("error", [errors.CapacityError("out of memory"), errors.InferenceError("out of memory")])

@@ -67,6 +67,11 @@ class Bench:
         self.executor.release(position, error)
         await settle()
 
+    async def complete(self, seconds: float) -> None:
+        """The oldest batch ends after some time."""
+        await self.clock.advance(seconds)
+        await self.release()
+
     @property
     def batches(self) -> list[list[list[float]]]:
         return [rows for _, rows in self.executor.batches]
@@ -140,8 +145,7 @@ async def test_an_expired_request_is_dropped_before_it_runs(bench: Bench) -> Non
     await bench.submit(request_of(0))
     late = await bench.submit(request_of(1, deadline_s=1.0))
     in_time = await bench.submit(request_of(2, deadline_s=9.0))
-    await bench.clock.advance(1.0)
-    await bench.release()
+    await bench.complete(1.0)
     with pytest.raises(DeadlineExceededError, match="deadline passed"):
         await late
     assert bench.batches[1:] == [[[2]]]
@@ -177,13 +181,11 @@ async def test_an_admitted_request_is_answered_by_its_deadline(bench: Bench) -> 
 
 async def test_a_request_that_cannot_complete_in_time_is_not_started(bench: Bench) -> None:
     first = await bench.submit(request_of(0))
-    await bench.clock.advance(1.0)
-    await bench.release()
+    await bench.complete(1.0)
     await first  # 1 second a row
     await bench.submit(request_of(1))
     hopeless = await bench.submit(request_of(2, deadline_s=4.0))
-    await bench.clock.advance(2.5)
-    await bench.release()
+    await bench.complete(2.5)
     with pytest.raises(DeadlineExceededError):
         await hopeless
     assert bench.batches == [[[0]], [[1]]]
@@ -212,8 +214,7 @@ async def test_abandon_answers_at_once_without_waiting_for_batches(bench: Bench)
 async def test_a_new_request_starts_after_all_waiting_ones_expired(bench: Bench) -> None:
     await bench.submit(request_of(0))
     late = [await bench.submit(request_of(1, deadline_s=1.0), key) for key in (M, N)]
-    await bench.clock.advance(2)
-    await bench.release()
+    await bench.complete(2)
     assert [type(error) for error in await asyncio.gather(*late, return_exceptions=True)] == [DeadlineExceededError] * 2
     await bench.submit(request_of(3))
     assert bench.batches[1:] == [[[3]]]
@@ -222,8 +223,7 @@ async def test_a_new_request_starts_after_all_waiting_ones_expired(bench: Bench)
 async def test_a_full_queue_refuses_with_the_time_that_it_needs_to_empty() -> None:
     bench = Bench(rows=1, requests=2)
     first = await bench.submit(request_of(0))
-    await bench.clock.advance(1.5)
-    await bench.release()
+    await bench.complete(1.5)
     await first
     for _ in range(3):
         await bench.submit(request_of(1))
@@ -267,8 +267,7 @@ async def test_requests_of_one_turn_wait_only_for_slots_that_are_taken() -> None
 async def test_a_refusal_does_not_date_later_decisions() -> None:
     bench = Bench(rows=1)
     first = await bench.submit(request_of(0))
-    await bench.clock.advance(2.0)
-    await bench.release()
+    await bench.complete(2.0)
     await first  # 2 seconds a row
     await bench.submit(request_of(1))
     await bench.clock.advance(0.1)
@@ -373,14 +372,12 @@ async def test_a_batch_is_filled_by_level_and_then_in_order() -> None:
 async def test_without_deadlines_clients_take_turns(principals: str, order: list[int]) -> None:
     bench = Bench(rows=1, batch=1)
     measured = await bench.submit(request_of(0))
-    await bench.clock.advance(1.0)
-    await bench.release()
+    await bench.complete(1.0)
     await measured
     for position, principal in enumerate(principals):
         await bench.submit(replace(request_of(float(position)), principal=principal))
     for _ in principals:
-        await bench.clock.advance(1.0)
-        await bench.release()
+        await bench.complete(1.0)
     assert [batch[0][0] for batch in bench.batches[1:]] == order
 
 
@@ -390,16 +387,14 @@ async def test_without_a_deadline_an_equal_part_is_due(clients: int, order: list
     bench = Bench(rows=1, batch=1)
     for client in range(clients):
         measured = await bench.submit(replace(request_of(0), principal=f"{client}"))
-        await bench.clock.advance(0.1)
-        await bench.release()
+        await bench.complete(0.1)
         await measured
     await bench.submit(replace(request_of(0), principal="0"))
     await bench.submit(replace(request_of(1), principal="0"))
     due_s = bench.clock.monotonic_s() + 1.05
     await bench.submit(replace(request_of(2, deadline_s=due_s), principal="1"))
     for _ in range(3):
-        await bench.clock.advance(0.1)
-        await bench.release()
+        await bench.complete(0.1)
     assert [batch[0][0] for batch in bench.batches[-2:]] == order
 
 
