@@ -104,7 +104,8 @@ async def test_a_collectors_endless_answer_is_not_read() -> None:
         await asyncio.to_thread(tracing.close)
 
 
-async def test_a_collector_that_never_ends_its_answer_delays_no_stop() -> None:
+async def test_a_collector_that_never_ends_its_answer_delays_no_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tracing, "_CLOSE_S", 0.2)
     asked = asyncio.Event()
 
     async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

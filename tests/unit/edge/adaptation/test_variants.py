@@ -213,7 +213,7 @@ async def test_short_memory_unloads_better_variants_until_it_recovers(device: De
     assert await device.variant() == "small"
     device.feels(left_bytes=4 * GB, for_s=60)
 
-    async def back() -> bool:
+    def back() -> bool:
         device.feels()
         return device.loaded == ["large", "medium", "small"]
 

@@ -177,7 +177,7 @@ async def test_the_reason_of_a_wait_is_reported_and_removed(device: Device) -> N
     device.profiler.receive((ONE,))
     async with device.running():
 
-        async def told() -> bool:
+        def told() -> bool:
             (entry,) = device.profiler.progress()
             return (entry.state, entry.message) == (MEASURING, "Measuring waits for the device to cool.")
 
