@@ -10,7 +10,6 @@ from support.gateway import client_of, serving_gateway
 from support.registry_site import RegistrySite, registry_site
 
 from firstline_gateway.app import Gateway
-from firstline_gateway.settings.settings import Store
 
 
 @pytest.fixture(autouse=True)
@@ -45,9 +44,15 @@ async def site(tmp_path: Path) -> AsyncIterator[RegistrySite]:
 
 
 @pytest.fixture
-async def served_gateway(store_settings: Store, tmp_path: Path) -> AsyncIterator[tuple[Gateway, str]]:
-    """Serves a gateway with an identity; returns it with its URL."""
-    async with serving_gateway(tmp_path, store__url=store_settings.url) as found:
+async def served_gateway(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[tuple[Gateway, str]]:
+    """Serves a gateway with an identity; returns it with its URL.
+
+    Its store is SQLite, or `store_settings` of a test that uses it. Unit tests run the other statements on PostgreSQL.
+    """
+    chosen = {}
+    if "store_settings" in request.fixturenames:
+        chosen["store__url"] = request.getfixturevalue("store_settings").url
+    async with serving_gateway(tmp_path, **chosen) as found:
         yield found
 
 

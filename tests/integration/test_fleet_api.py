@@ -5,6 +5,7 @@ from typing import Any
 
 import httpx
 import msgspec
+import pytest
 from msgspec.structs import replace
 from support.desired import desire
 from support.gateway import client_of
@@ -177,6 +178,7 @@ async def test_a_fleet_refusal_names_the_scheme_of_keys(operator: httpx.AsyncCli
     assert (refused.status_code, refused.headers["www-authenticate"]) == (401, "Bearer")
 
 
+@pytest.mark.usefixtures("store_settings")
 async def test_only_one_of_concurrent_changes_succeeds(
     gateway: Gateway, cam: httpx.AsyncClient, operator: httpx.AsyncClient
 ) -> None:

@@ -43,6 +43,7 @@ async def desired(cam: httpx.AsyncClient) -> Desired:
     return msgspec.json.decode((await cam.get("/fleet/v1/twin")).content, type=Desired)
 
 
+@pytest.mark.usefixtures("store_settings")
 async def test_a_model_is_rolled_out_and_back(
     gateway: Gateway, cam: httpx.AsyncClient, operator: httpx.AsyncClient
 ) -> None:
@@ -80,6 +81,7 @@ async def test_a_plan_may_take_longer_than_other_reads(
     assert (await operator.post(f"{ROLLOUTS}/plan", json=DEFINITION)).status_code == 200
 
 
+@pytest.mark.usefixtures("store_settings")
 async def test_a_repeated_request_creates_one_rollout(operator: httpx.AsyncClient) -> None:
     headers = {"Idempotency-Key": "once"}
     first = await operator.post(ROLLOUTS, json=DEFINITION, headers=headers)

@@ -10,7 +10,6 @@ import msgspec
 import pytest
 from sqlalchemy import update
 from support.commands import firstline
-from support.databases import sqlite_store
 from support.keys import bearer, create_key
 from typer.testing import Result
 
@@ -20,7 +19,6 @@ from firstline_core.fleet.twin import Desired, Reported, RunningModel, Update
 from firstline_core.fleet.update import UpdateState
 from firstline_gateway.app import Gateway
 from firstline_gateway.audit_log import ENTRIES
-from firstline_gateway.settings.settings import Store
 
 OPTIONS = ("--stages", "100", "--held-back", "0", "--soak", "0s", "--promote-unseen")
 
@@ -49,12 +47,6 @@ class FleetSite:
     def __post_init__(self) -> None:
         self.keys: dict[str, str] = {}
         self.said = 0
-
-
-@pytest.fixture
-def store_settings(tmp_path: Path) -> Store:
-    """Of SQLite: `test_rollout_api.py` and `test_fleet_api.py` try what the commands use on both databases."""
-    return sqlite_store(tmp_path)
 
 
 @pytest.fixture

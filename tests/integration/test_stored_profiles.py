@@ -11,7 +11,6 @@ import pytest
 from click.testing import Result
 from msgspec.structs import replace
 from support.commands import firstline
-from support.databases import sqlite_store
 from support.gateway import DIGITS
 from support.profiles import point, profile
 
@@ -22,16 +21,9 @@ from firstline_core.fleet.profiles import BODY_BYTES, PROFILES_PATH, profile_pat
 from firstline_core.profile.profile import decode, encode
 from firstline_core.profile.summary import accuracies
 from firstline_core.storage.structs import FORMAT
-from firstline_gateway.settings.settings import Store
 
 Command = Callable[..., Awaitable[Result]]
 PLACE = profile_path("digits", 1, "bench")
-
-
-@pytest.fixture
-def store_settings(tmp_path: Path) -> Store:
-    """What is stored has unit tests on both databases."""
-    return sqlite_store(tmp_path)
 
 
 @pytest.fixture
