@@ -66,8 +66,7 @@ def test_signal_stops_the_gateway(config: Path, ending: signal.Signals) -> None:
     assert {line["logger"].partition(".")[0] for line in logged} <= {"firstline_core", "firstline_gateway"}
 
 
-@pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGINT])
-def test_signal_stops_a_gateway_that_starts(tmp_path: Path, ending: signal.Signals) -> None:
+def test_signal_stops_a_gateway_that_starts(tmp_path: Path) -> None:
     os.mkfifo(config := tmp_path / "gateway.toml")  # the gateway waits for its configuration
     process = subprocess.Popen(
         [sys.executable, "-m", "firstline_gateway", "run", "--config", str(config)],
@@ -86,7 +85,7 @@ def test_signal_stops_a_gateway_that_starts(tmp_path: Path, ending: signal.Signa
         return True
 
     wait_until(is_read)
-    process.send_signal(ending)
+    process.terminate()
     out, said = process.communicate(timeout=20)
     os.close(writers[0])
     assert (process.returncode, out, said) == (0, "", "")
