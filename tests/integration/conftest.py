@@ -1,12 +1,13 @@
 """Fixtures of the integration tests: a working folder for each test, and a gateway with clients of its fleet API."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 from support.broker import Broker
 from support.gateway import client_of, serving_gateway
+from support.line import Line, Tier, line
 from support.registry_site import RegistrySite, registry_site
 
 from firstline_gateway.app import Gateway
@@ -34,6 +35,20 @@ def few_checked_rows(monkeypatch: pytest.MonkeyPatch) -> None:
 def broker(request: pytest.FixtureRequest) -> Broker | None:
     """None for HTTP: the test runs once over each transport."""
     return request.getfixturevalue("mosquitto") if request.param == "mqtt" else None
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Line]:
+    """Both tiers as processes with the digits; no request of a file's tests may cause an error of theirs."""
+    with line(tmp_path_factory.mktemp("line")) as found:
+        yield found
+        found.check_logs()
+
+
+@pytest.fixture(scope="module", params=["agent", "gateway"])
+def tier(running: Line, request: pytest.FixtureRequest) -> Tier:
+    """Each of both tiers in turn."""
+    return running.tiers[request.param]
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import pytest
 from support.agent import edge_settings, serving_agent
 from support.digits import HELDOUT
 from support.gateway import DIGITS
-from support.line import Line, line
+from support.line import Line
 from typer.testing import CliRunner
 
 from firstline import Client
@@ -28,12 +27,6 @@ pytestmark = pytest.mark.usefixtures("few_checked_rows")
 
 PROMISE = ("--epsilon", 0.1, "--delta", 0.1)
 ROWS = 200
-
-
-@pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Line]:
-    with line(tmp_path_factory.mktemp("line")) as found:
-        yield found
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,6 @@ import asyncio
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +14,7 @@ from support.either_tier import either_tier
 from support.forks import run_forked
 from support.gateway import DIGITS
 from support.images import encode
-from support.line import Line, line
+from support.line import Line
 from support.needs import program
 from support.sample_bundles import detector_bundle
 
@@ -34,12 +33,6 @@ def command(request: pytest.FixtureRequest) -> list[str]:
     if request.param == "python":
         return [sys.executable, str(EXAMPLES / "infer.py")]
     return [request.getfixturevalue("node"), str(EXAMPLES / "infer.mjs")]
-
-
-@pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Line]:
-    with line(tmp_path_factory.mktemp("line")) as found:
-        yield found
 
 
 @pytest.fixture(scope="module")

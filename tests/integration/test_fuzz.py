@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from support.images import noise
-from support.line import Line, Tier, line
+from support.line import Tier
 
 from firstline.client import calls
 from firstline_core.protocol.http import HEADER_LENGTH
@@ -22,21 +22,6 @@ SHORT = "/firstline/v1/models/digits/infer"
 bounded = settings(
     max_examples=150, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-
-
-@pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Line]:
-    with line(tmp_path_factory.mktemp("line")) as found:
-        yield found
-        for tier in found.tiers.values():
-            logged = tier.log.read_text()
-            assert "Traceback" not in logged, logged
-            assert "[error" not in logged, logged
-
-
-@pytest.fixture(scope="module", params=["agent", "gateway"])
-def tier(running: Line, request: pytest.FixtureRequest) -> Tier:
-    return running.tiers[request.param]
 
 
 @pytest.fixture(scope="module")

@@ -5,10 +5,9 @@ import json
 import re
 import resource
 import socket
-from collections.abc import Iterator
 
 import pytest
-from support.line import Line, Tier, line
+from support.line import Tier
 from support.raw_http import connection, exchange, head, process_of, read
 from support.waiting import wait_until
 
@@ -22,19 +21,6 @@ LENGTH, CHUNKED = f"Content-Length: {len(BODY)}", "Transfer-Encoding: chunked"
 IN_CHUNKS = b"%x\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY)
 UPGRADE = ("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAEAAEAAAAIAAAAAAAMAAAAAAAQBAAAA")
 NEXT = b"GET /nowhere HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
-
-
-@pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Line]:
-    with line(tmp_path_factory.mktemp("line")) as found:
-        yield found
-        for tier in found.tiers.values():
-            assert "Unsupported upgrade" not in tier.log.read_text()
-
-
-@pytest.fixture(params=["agent", "gateway"])
-def tier(running: Line, request: pytest.FixtureRequest) -> Tier:
-    return running.tiers[request.param]
 
 
 def statuses(tier: Tier, sent: bytes) -> list[int]:

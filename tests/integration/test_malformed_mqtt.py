@@ -31,10 +31,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Line]:
     with line(folder, transport="mqtt", environ={"FIRSTLINE_GATEWAY_API__OPEN_METRICS": "true"}) as found:
         create_key(Store(url=f"sqlite:///{folder}/gateway.db"), NAME, "device")
         yield found
-        for tier in found.tiers.values():
-            logged = tier.log.read_text()
-            assert "Traceback" not in logged, logged
-            assert "[error" not in logged, logged
+        found.check_logs()
 
 
 @pytest.fixture

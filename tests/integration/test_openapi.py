@@ -5,14 +5,13 @@ import os
 import re
 import subprocess
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from support.gateway import gateway_settings
-from support.line import Line, line
+from support.line import Line
 from support.needs import missing, program
 
 from firstline_edge.api.app import description
@@ -52,12 +51,6 @@ client = AuthenticatedClient(base_url=sys.argv[2], token=sys.argv[3])
 reply = importlib.import_module(f"generated.api.models.{sys.argv[4]}").sync_detailed(client=client)
 print(json.dumps([reply.status_code, json.loads(reply.content)["name"]]))
 """
-
-
-@pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Line]:
-    with line(tmp_path_factory.mktemp("line")) as found:
-        yield found
 
 
 def succeeds(*command: str | Path, folder: Path) -> str:

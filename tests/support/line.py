@@ -53,6 +53,12 @@ class Line:
     def tiers(self) -> dict[str, Tier]:
         return {"agent": self.agent, "gateway": self.gateway}
 
+    def check_logs(self) -> None:
+        """Expects that neither tier has logged an error, nor uvicorn that it was asked for another protocol."""
+        for tier in self.tiers.values():
+            logged = tier.log.read_text()
+            assert not any(sign in logged for sign in ("Traceback", "[error", "Unsupported upgrade")), logged
+
     def cut(self) -> None:
         asyncio.run_coroutine_threadsafe(self._device.wire.cut(), self._loop).result(10)
 
