@@ -134,7 +134,7 @@ class LocalModels:
             tier=decision.tier,
             reason=decision.reason,
             confidence=confidence,
-            model_digest=model.digest,
+            model_digest=self._manifest.full_digest if model is self._full else model.digest,
         )
         tensors = tuple(Tensor(spec.name, outputs[spec.name]) for spec in self._manifest.task.outputs)
         return InferResponse(self._manifest.name, str(self._manifest.version), tensors, answer=answer)

@@ -179,6 +179,10 @@ class LiteRtRuntime:
             raise ModelLoadError(f"{path} is not a TFLite model, or it is damaged.")
         self._lock = threading.Lock()
         self._interpreter, self.provider = _build(model, path, threads)
+        if len(signatures := self._interpreter.get_signature_list()) > 1:  # the interpreter would run the first graph
+            raise ModelLoadError(
+                f"{path}: the model has the signatures {', '.join(map(repr, signatures))}; export it with one of them."
+            )
         self._inputs = [_port(detail, path) for detail in self._interpreter.get_input_details()]
         self._outputs = [_port(detail, path) for detail in self._interpreter.get_output_details()]
         self.inputs = tuple(port.spec for port in self._inputs)

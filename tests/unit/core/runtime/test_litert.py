@@ -158,6 +158,11 @@ def test_variables_carry_nothing_from_one_row_to_the_next() -> None:
     np.testing.assert_array_equal(together[[1, 3]], np.repeat(alone, 2, axis=0))
 
 
+def test_a_model_of_several_signatures_is_refused() -> None:
+    with pytest.raises(ModelLoadError, match="has the signatures 'encode', 'decode'; export it with one of them"):
+        load(STATE / "two_signatures.tflite")
+
+
 def _module_that_fails(name: str) -> ModuleType:
     module = ModuleType(name)
 

@@ -12,10 +12,14 @@ from PIL import Image
 from support.agent import CHECKOUT, DIGITS
 from support.cli import in_one_line, run
 from support.images import encode
-from support.sample_bundles import colour_bundle, detector_bundle, number_bundle, solid
+from support.sample_bundles import NUMBERS, colour_bundle, detector_bundle, number_bundle, solid
 from support.task_bundles import TASKS
 
+from bench.support.bundles import model, write_manifest
+from bench.support.onnx_models import linear
+from firstline_core.bundle.manifest import Policy, Score
 from firstline_core.bundle.store import Bundle, open_bundle
+from firstline_core.tasks.regression import Regression
 
 _run = partial(run, "infer")
 
@@ -141,6 +145,20 @@ def test_the_full_model_answers_where_the_edge_model_is_not_sure(tmp_path: Path)
         assert line["certified"] is True
         assert line["model_digest"] == (manifest.edge[0] if accepted else manifest.full).digest
     assert {line["tier"] for line in _lines(DIGITS, tmp_path, "--route", "cloud")} == {"cloud"}
+
+
+def test_the_digest_of_a_full_model_covers_its_task(tmp_path: Path) -> None:
+    (tmp_path / "numbers").mkdir()
+    files = {
+        role: linear(tmp_path / "numbers" / f"{role}.onnx", np.eye(2, dtype=np.float32)) for role in ("edge", "full")
+    }
+    edge, full = (model(file, tmp_path / "numbers", id=role) for role, file in files.items())
+    task = Regression(("a", "b"), absolute=1)
+    policy = Policy(Score("small_values"), 0.5)
+    bundle = write_manifest(tmp_path / "numbers", [edge], (), task=task, inputs=(NUMBERS,), full=full, policy=policy)
+    (tmp_path / "row.json").write_text("[0, 3]")
+    (line,) = _lines(bundle.path, tmp_path / "row.json", "--route", "cloud")
+    assert line["model_digest"] == bundle.manifest.full_digest != full.digest
 
 
 def test_credentials_go_with_a_url() -> None:
