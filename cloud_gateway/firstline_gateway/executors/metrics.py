@@ -26,14 +26,12 @@ def register(metrics: RequestMetrics, report: Callable[[], ExecutionReport]) -> 
         "Batches that a server had, by outcome.",
         ("server", "outcome"),
         lambda: report().batches,
-        counts=True,
     )
     metrics.readings(
         "server_repeats_total",
         "Batches that were sent to one more server, and why.",
         ("why",),
         lambda: report().repeats,
-        counts=True,
     )
 
     metrics.readings(
@@ -49,7 +47,6 @@ def register(metrics: RequestMetrics, report: Callable[[], ExecutionReport]) -> 
         lambda: {
             (each.name, outcome): float(count) for each in report().executors for outcome, count in each.batches.items()
         },
-        counts=True,
     )
     metrics.readings(
         "executor_under_way",

@@ -113,21 +113,18 @@ class FleetGauges:
             "Rows of devices by the outcome, as devices report them: kept, escalated, errors.",
             ("outcome",),
             lambda: {(outcome,): activity()[outcome] for outcome in ("kept", "escalated", "errors")},
-            counts=True,
         )
         metrics.readings(
             "fleet_objects_total",
             "Objects that the edge models of devices reported.",
             (),
             lambda: {(): activity()["objects"]},
-            counts=True,
         )
         metrics.readings(
             "fleet_payload_bytes_total",
             "Inputs that devices sent to a gateway, without protocol overhead.",
             (),
             lambda: {(): activity()["payload_bytes"]},
-            counts=True,
         )
 
     async def refresh(self) -> None:

@@ -19,10 +19,7 @@ class RolloutGauges:
         self._store = store
         self._latest: dict[tuple[str, ...], float] = {}
         metrics.readings(
-            "rollouts",
-            "Rollouts by state; a paused one waits for a person.",
-            ("state",),
-            lambda: self._latest,
+            "rollouts", "Rollouts by state; a paused one waits for a person.", ("state",), lambda: self._latest
         )
 
     async def refresh(self) -> None:

@@ -137,5 +137,4 @@ def add_gauges(metrics: RequestMetrics, models: Models, switcher: VariantSwitche
         "Steps from one variant to another, by the guard that asked.",
         ("guard",),
         lambda: {(guard,): float(count) for guard, count in switcher.switches.items()},
-        counts=True,
     )

@@ -178,5 +178,4 @@ def register_metrics(metrics: RequestMetrics, hedging: Hedging) -> None:
         "Calls to the full model that were made before the edge model had answered.",
         ("outcome",),
         lambda: {("used",): hedging.used, ("unneeded",): hedging.unneeded},
-        counts=True,
     )

@@ -182,7 +182,6 @@ def register_metrics(metrics: RequestMetrics, links: Links, client: CloudClient)
         "Answers of a gateway that were not accepted: of another request or model, or impossible.",
         ("link",),
         lambda: {(name,): float(count) for name, count in links.chain.rejected_answers().items()},
-        counts=True,
     )
     metrics.readings(
         "link_seconds",
@@ -195,14 +194,12 @@ def register_metrics(metrics: RequestMetrics, links: Links, client: CloudClient)
         "Retries after a failure, and retries that the budget did not allow.",
         ("outcome",),
         lambda: _retries(links),
-        counts=True,
     )
     metrics.readings(
         "held_back_total",
         "Requests that would probably have been answered too late: held back, or sent to measure.",
         ("outcome",),
         lambda: {("held_back",): client.lateness.held_back, ("explored",): client.lateness.explored},
-        counts=True,
     )
 
 

@@ -221,7 +221,6 @@ def add_sensor_gauges(metrics: RequestMetrics, latest: Callable[[], Snapshot]) -
         "Energy that the processor counted since the agent began, by domain; they nest.",
         ("domain",),
         partial(_measured, latest, "energy_j", ("domain",)),
-        counts=True,
     )
 
 

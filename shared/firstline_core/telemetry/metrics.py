@@ -76,21 +76,18 @@ class RequestMetrics:
         description: str,
         labels: Sequence[str],
         read: Callable[[], Mapping[tuple[str, ...], float]],
-        *,
-        counts: bool = False,
     ) -> None:
         """Adds values by labels that are read at each scrape; unknown values are left out.
 
         Args:
-            name: after the process's prefix.
+            name: after the process's prefix. That of a counter, which only grows, ends in "_total".
             description: help text of the metric.
             labels: names; their values must come from a closed list.
             read: called at each scrape.
-            counts: whether it is a counter, which only grows.
         """
 
         def family() -> CounterMetricFamily | GaugeMetricFamily:
-            kind = CounterMetricFamily if counts else GaugeMetricFamily
+            kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
             found = kind(f"{self._prefix}_{name}", description, labels=labels)
             if "quantile" in labels:  # only summaries have this label
                 found.type = "summary"
