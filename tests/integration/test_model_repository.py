@@ -203,6 +203,19 @@ async def test_fifty_models_share_memory_for_ten(tmp_path: Path) -> None:
         assert "firstline_gateway_models_resident 10.0" in text
 
 
+@pytest.mark.parametrize("executors", [{}, {"here": {"engine": "local"}}])
+async def test_evicted_models_are_ready(tmp_path: Path, executors: dict[str, dict[str, str]]) -> None:
+    put(tmp_path / "models" / "small")
+    gateway = small_gateway(tmp_path, executors=executors)
+    async with serving(gateway) as url, httpx.AsyncClient(base_url=url) as client:
+        assert await gateway.residency.memory._evict_one()
+        assert await is_ready(client)
+        assert (await Asking(client).index())["small", "1"] == (
+            "READY",
+            "not in memory; the next request has it loaded",
+        )
+
+
 async def is_ready(client: httpx.AsyncClient) -> bool:
     return (await client.get("/v2/health/ready")).status_code == 200
 

@@ -374,7 +374,11 @@ class GatewayDataPlane:
         return not self.draining and self._usable(self.repository.resolve(model, version).key)
 
     def _usable(self, key: ModelKey) -> bool:
-        return not self.dispatcher.problem_with(key) and self.residency.ready(key)
+        return not self._problem_with(key) and self.residency.ready(key)
+
+    def _problem_with(self, key: ModelKey) -> str:
+        """Returns why no executor runs a model, or ""; a model that is not in memory is loaded by the next request."""
+        return self.dispatcher.problem_with(key) if self._memory.places[key].is_in else ""
 
     def metadata(self, model: str, version: str) -> ModelMetadata:
         return self.repository.metadata(model, version)
@@ -389,8 +393,7 @@ class GatewayDataPlane:
     def index(self) -> list[ModelState]:
         stops = "shutting down" if self.draining else ""
         found = {
-            each.key: self.residency.state(each, stops or self.dispatcher.problem_with(each.key))
-            for each in self.repository
+            each.key: self.residency.state(each, stops or self._problem_with(each.key)) for each in self.repository
         }
         for key, why in self.repository.away.items():
             passing = "UNLOADING" if why == UNLOADING else ""

@@ -120,12 +120,8 @@ class Dispatcher:
         await asyncio.gather(*(member.executor.start() for member in self.members))
 
     def problem_with(self, key: ModelKey) -> str:
-        """Returns why a model cannot run at the moment, as sentences, or "" if it can."""
-        if self._is_named:
-            return problem_with(self.members, key)
-        # The only executor takes every model that is loaded, also one that is not in memory now.
-        problems = [member.executor.problem_with(key) for member in self.members]
-        return " ".join(problems) if all(problems) else ""
+        """Returns why a model in memory cannot run at the moment, as sentences, or "" if it can."""
+        return problem_with(self.members, key)
 
     def subscribe(self, listener: Callable[[], None]) -> None:
         """Calls `listener` whenever a member may have become free, or is late."""
