@@ -112,9 +112,7 @@ def test_heat_never_raises_the_advice(hottest_c: float, more_c: float, rise: flo
 
 
 @given(RUNGS, st.floats(20, 100), st.floats(0, 30), st.booleans())
-def test_heat_never_improves_the_settled_rung(
-    rungs: list[Rung], hottest_c: float, more_c: float, hot_before: bool
-) -> None:
+def test_heat_never_improves_settled_rung(rungs: list[Rung], hottest_c: float, more_c: float, hot_before: bool) -> None:
     """From any start, the higher of two lasting temperatures never gives a better rung."""
     begin = [Snapshot(at_s=at, temperature_c={"soc": Measured(90, "")}) for at in range(60)] if hot_before else []
 

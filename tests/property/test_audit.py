@@ -43,9 +43,7 @@ def test_e_value_is_a_martingale_at_epsilon(state: AuditState) -> None:
 
 
 @given(STATES, st.floats(0, 1), st.floats(0, 1), PROPENSITIES)
-def test_e_value_does_not_grow_over_the_draw(
-    state: AuditState, hard_share: float, tilt: float, propensity: float
-) -> None:
+def test_e_value_does_not_grow_over_draw(state: AuditState, hard_share: float, tilt: float, propensity: float) -> None:
     """Every outcome of one edge answer: easy or hard, audited or not, wrong or not."""
     epsilon = state.epsilon
     hard_risk = min(1.0, tilt * epsilon / hard_share) if hard_share else 0.0
@@ -69,9 +67,7 @@ def test_evidence_is_monotone_in_the_loss(state: AuditState, pairs: list[tuple[f
 
 
 @given(STATES, AUDITS, SHARES, SHARES)
-def test_alarms_persist_and_are_monotone_in_the_level(
-    state: AuditState, more: list[float], one: float, other: float
-) -> None:
+def test_alarms_persist_and_grow_with_level(state: AuditState, more: list[float], one: float, other: float) -> None:
     strict, loose = min(one, other), max(one, other)
     assert alarm(_after(state, more), loose) >= alarm(state, loose) >= alarm(state, strict)
 

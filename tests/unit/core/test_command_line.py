@@ -50,9 +50,7 @@ def test_the_example_of_a_command_is_taken_and_it_answers_in_json(prog: str) -> 
         ("firstline-gateway", ["key", "creat", "ops"], "invalid choice: 'creat'; did you mean 'create'?"),
     ],
 )
-def test_a_mistyped_word_is_recognised(
-    program: str, arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_typos_are_named(program: str, arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         PROGRAMS[program]().parse_args(arguments)
     assert ended.value.code == 2
@@ -129,9 +127,7 @@ def test_output_that_cannot_be_written_is_no_traceback(tmp_path: Path, line: str
         "firstline_gateway key list --config gateway.toml",
     ],
 )
-def test_every_family_of_commands_fails_if_the_disk_refuses_its_output(
-    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_commands_fail_if_disk_refuses_output(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package, *arguments = line.split()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))

@@ -167,9 +167,7 @@ def test_a_newer_timestamp_of_an_older_snapshot_is_refused(device: Device, repos
 
 
 @pytest.mark.parametrize("withdrawn", [False, True])
-def test_a_snapshot_without_newer_targets_is_refused(
-    device: Device, repository: SignedRepository, withdrawn: bool
-) -> None:
+def test_snapshot_with_old_targets_is_refused(device: Device, repository: SignedRepository, withdrawn: bool) -> None:
     if withdrawn:
         del repository.snapshot.meta["targets.json"]
     else:
@@ -316,9 +314,7 @@ def test_damaged_stored_metadata_is_fetched_again(device: Device, repository: Si
     assert list(device.trust.refresh()) == ["digits/1/manifest.json"]
 
 
-def test_files_are_synced_before_they_replace_others(
-    device: Device, repository: SignedRepository, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_are_synced_first(device: Device, repository: SignedRepository, monkeypatch: pytest.MonkeyPatch) -> None:
     events: list[str] = []
     fsync, replace = os.fsync, Path.replace
     monkeypatch.setattr(os, "fsync", lambda descriptor: (events.append("sync"), fsync(descriptor))[1])

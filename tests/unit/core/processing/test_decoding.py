@@ -94,9 +94,7 @@ async def test_a_small_image_is_left_to_its_model(decoding: FileDecoding, model:
     ],
     ids=["small", "in a large file", "becomes large", "eight", "ten"],
 )
-async def test_tiny_images_are_left_to_their_model(
-    decoding: FileDecoding, model: Model, cost: DecodingCost, left: bool
-) -> None:
+async def test_models_decode_tiny_images(decoding: FileDecoding, model: Model, cost: DecodingCost, left: bool) -> None:
     model.go.set()
     assert isinstance(await prepare(decoding, model, cost), MeasuredInputs if left else PreparedRows)
 

@@ -123,9 +123,7 @@ class Gate:
     [([(b"content-length", b"5")], None), ([], None), ([(b"content-length", b"5")], b"ab")],
     ids=["fails before a body of known length", "fails before a stream", "sends too short a body"],
 )
-async def test_an_answer_that_breaks_off_closes_its_connection(
-    headers: list[tuple[bytes, bytes]], body: bytes | None
-) -> None:
+async def test_broken_answer_closes_its_connection(headers: list[tuple[bytes, bytes]], body: bytes | None) -> None:
     async def app(_scope: asgi.Scope, _receive: asgi.Receive, send: asgi.Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         if body is None:
@@ -389,9 +387,7 @@ async def test_of_too_many_connections_the_oldest_idle_one_closes() -> None:
 @pytest.mark.parametrize(
     ("descriptors", "limit"), [(resource.RLIM_INFINITY, 4096), (1 << 20, 4096), (1024, 512), (1, 1), (0, 1)]
 )
-def test_connections_take_half_of_the_descriptors_at_most(
-    monkeypatch: pytest.MonkeyPatch, descriptors: int, limit: int
-) -> None:
+def test_connections_leave_half_of_descriptors(monkeypatch: pytest.MonkeyPatch, descriptors: int, limit: int) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (descriptors, resource.RLIM_INFINITY))
     assert connections_within_descriptors() == limit
 

@@ -45,9 +45,7 @@ def test_an_error_gets_the_line_of_the_first_given_setting(tmp_path: Path, messa
         ({}, {}, "api.host"),
     ],
 )
-def test_an_error_gets_the_source_that_won(
-    environ: Mapping[str, str], overrides: Mapping[str, object], named: str
-) -> None:
+def test_errors_name_winning_sources(environ: Mapping[str, str], overrides: Mapping[str, object], named: str) -> None:
     with pytest.raises(ConfigError) as caught, Sources(None, None, environ, "X_", overrides).naming(_is_key):
         raise ConfigError("api.host is '::'.")
     assert caught.value.message == f"{named} is '::'."

@@ -205,9 +205,7 @@ class TestKeep:
             await clock.advance(SAVE_EVERY_S)
             await written(file)
 
-    async def test_without_threads_saving_and_sensing_continue(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    async def test_saving_and_sensing_need_no_threads(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         async def refuse(*_: object) -> None:
             raise RuntimeError("can't start new thread")
 

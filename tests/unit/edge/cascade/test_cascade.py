@@ -90,9 +90,7 @@ class TestCertificate:
         assert answer.certified
 
     @pytest.mark.parametrize("asked", [{"privacy": Privacy.LOCAL_ONLY}, {"route": Route.EDGE}])
-    async def test_an_answer_bound_to_the_device_is_not_certified(
-        self, make_scene: MakeScene, asked: dict[str, Any]
-    ) -> None:
+    async def test_answers_bound_to_devices_are_uncertified(self, make_scene: MakeScene, asked: dict[str, Any]) -> None:
         answer = answer_of(await make_scene(certified=0.7).infer(SURE, **asked))
         assert (answer.tier, answer.certified) == (Tier.EDGE, False)
 
@@ -196,9 +194,7 @@ class TestTheFarSide:
             pytest.param(lambda r: with_probabilities(r, [[0.9, 0.9]]), id="sum of 1.8"),
         ],
     )
-    async def test_a_wrong_answer_is_a_failure_of_the_link(
-        self, scene: Scene, spoil: Callable[[InferResponse], InferResponse]
-    ) -> None:
+    async def test_wrong_answer_fails_link(self, scene: Scene, spoil: Callable[[InferResponse], InferResponse]) -> None:
         scene.cloud.spoil = spoil
         response = await scene.infer(UNSURE)
         answer = answer_of(response)
@@ -237,9 +233,7 @@ class TestOffline:
             (errors.DeadlineExceededError("late"), Reason.DEADLINE),
         ],
     )
-    async def test_the_edge_answer_now_and_a_promise(
-        self, scene: Scene, error: errors.FirstlineError, reason: Reason
-    ) -> None:
+    async def test_edge_answer_and_promise(self, scene: Scene, error: errors.FirstlineError, reason: Reason) -> None:
         scene.cloud.error = error
         asked = request(0.95, 0.6, deadline_s=None)
         response = await scene.answer(asked)
@@ -288,9 +282,7 @@ class TestOffline:
         assert answer.refusal == "Row 0 is not an image."
 
     @pytest.mark.parametrize("error", [errors.ModelMismatchError("no"), errors.UnknownModelError("no")])
-    async def test_a_gateway_without_the_bundle_may_correct(
-        self, make_scene: MakeScene, error: errors.FirstlineError
-    ) -> None:
+    async def test_gateway_may_get_the_bundle_later(self, make_scene: MakeScene, error: errors.FirstlineError) -> None:
         clock = SimulatedClock()
         scene = make_scene(clock=clock)
         scene.cloud.error = error
@@ -548,9 +540,7 @@ class TestDeadline:
         ("row_ms", "asked_until_s"),
         [(300.0, 0.68), (float("inf"), 0.48), (5000.0, 0.98)],  # measured, not measured, hopeless
     )
-    async def test_time_is_kept_for_an_edge_answer_to_compute(
-        self, make_scene: MakeScene, row_ms: float, asked_until_s: float
-    ) -> None:
+    async def test_edge_answer_keeps_its_time(self, make_scene: MakeScene, row_ms: float, asked_until_s: float) -> None:
         clock = SimulatedClock()
         scene = make_scene(clock=clock, row_ms=row_ms)
         scene.cloud.gate = asyncio.Event()

@@ -225,9 +225,7 @@ async def test_an_error_of_the_gateway_is_final_and_opens_no_breaker(house: Hous
         (LinkBusyError("all connections are busy"), True),
     ],
 )
-async def test_a_request_one_link_refuses_is_tried_on_the_next(
-    house: House, refused: errors.FirstlineError, retryable: bool
-) -> None:
+async def test_refused_request_tries_next_link(house: House, refused: errors.FirstlineError, retryable: bool) -> None:
     house.first.error = refused
     for _ in range(5):
         await house.infer()

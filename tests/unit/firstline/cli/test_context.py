@@ -97,9 +97,7 @@ def test_a_contexts_key_goes_to_no_other_gateway() -> None:
         assert GatewayOptions(own).required_key() == "key-of-factory"
 
 
-def test_key_and_ca_go_only_to_their_own_gateway(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_only_its_gateway_gets_key_and_ca(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     factory()
     monkeypatch.setenv("FIRSTLINE_KEY_FILE", "flag.key")
     monkeypatch.setenv("FIRSTLINE_CA", "own.pem")

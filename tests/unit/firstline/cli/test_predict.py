@@ -99,9 +99,7 @@ def test_an_inexact_prediction_warns(tmp_path: Path, stated: Profile, arguments:
         (["edge=1", "--within", "0"], "--within 0 is not a time above 0; give milliseconds, such as 5."),
     ],
 )
-def test_invalid_arguments_are_refused_in_one_sentence(
-    tmp_path: Path, stated: Profile, arguments: list[str], sentence: str
-) -> None:
+def test_invalid_arguments_are_explained(tmp_path: Path, stated: Profile, arguments: list[str], sentence: str) -> None:
     assert sentence in predicted(tmp_path, stated, *arguments, code=2).output
 
 

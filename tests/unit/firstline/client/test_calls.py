@@ -335,9 +335,7 @@ def test_httpx_errors_become_firstline_errors(error: httpx.HTTPError, kind: type
         ("unix:/run/agent.socket", "reached: refused. Start the server"),
     ],
 )
-def test_a_failure_names_the_proxy_without_its_password(
-    monkeypatch: pytest.MonkeyPatch, url: str, sentence: str
-) -> None:
+def test_failure_names_proxy_without_its_password(monkeypatch: pytest.MonkeyPatch, url: str, sentence: str) -> None:
     monkeypatch.setenv("http_proxy", "http://user:secret@proxy.example:3128")
     message = connection.link_error(httpx.ConnectError("refused"), url).message
     assert sentence in message and "secret" not in message

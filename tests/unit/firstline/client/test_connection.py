@@ -173,9 +173,7 @@ def _another_row(answer: InferResponse) -> InferResponse:
     ("change", "said"),
     [(_another_id, "request 'another', not to"), (_another_row, r"the shape \[2\], but the request has 1 row")],
 )
-async def test_another_requests_answer_is_refused_with_its_connection(
-    server: Doubler, change: Change, said: str, client_id: str
-) -> None:
+async def test_foreign_answer_ends_its_connection(server: Doubler, change: Change, said: str, client_id: str) -> None:
     inputs = {"x": np.ones(1)}
     with Client(server.url) as client:
         assert client.infer("m", inputs, id=client_id).id == client_id

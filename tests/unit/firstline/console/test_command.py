@@ -37,9 +37,7 @@ GATEWAY = ("--gateway", "http://127.0.0.1:8080")
         ),
     ],
 )
-def test_invalid_options_are_refused_with_a_sentence(
-    arguments: tuple[str, ...], environment: dict[str, str], message: str
-) -> None:
+def test_invalid_options_are_explained(arguments: tuple[str, ...], environment: dict[str, str], message: str) -> None:
     clean = dict.fromkeys(("FIRSTLINE_GATEWAY", "FIRSTLINE_TOKEN", "FIRSTLINE_CONSOLE_PASSWORD"), "")
     refused = CliRunner().invoke(app, ["console", *arguments], env=clean | environment)
     assert refused.exit_code == 2 and message in refused.stderr, refused.output

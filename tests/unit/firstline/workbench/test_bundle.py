@@ -167,9 +167,7 @@ def test_failure_leaves_only_the_old_bundle(digits: BundleSpec, tmp_path: Path) 
     assert [path.name for path in tmp_path.iterdir()] == ["bundle"]
 
 
-def test_failed_rename_restores_the_old_bundle(
-    digits: BundleSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_rename_restores_old_bundle(digits: BundleSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "bundle"
     create_bundle(digits, out)
     rename = Path.rename
@@ -229,9 +227,7 @@ def test_graphs_are_copied_and_run(tmp_path: Path) -> None:
         (100, 10, "softmax", "100 outputs and there are 10 labels: give the labels of this model"),
     ],
 )
-def test_different_numbers_of_classes_and_labels_are_refused(
-    tmp_path: Path, outputs: int, labels: int, postprocess: str, message: str
-) -> None:
+def test_each_class_needs_its_label(tmp_path: Path, outputs: int, labels: int, postprocess: str, message: str) -> None:
     file = linear_model(tmp_path / "mine.onnx", pixels=4, classes=outputs)
     with pytest.raises(ConfigError) as caught:
         create_bundle(_bare(file, labels, postprocess), tmp_path / "out")
@@ -306,9 +302,7 @@ def test_one_of_several_outputs_must_be_named(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_invalid_specs_are_refused_in_one_sentence(
-    digits: BundleSpec, tmp_path: Path, change: dict[str, object], message: str
-) -> None:
+def test_invalid_specs_are_refused(digits: BundleSpec, tmp_path: Path, change: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         create_bundle(replace(digits, **change), tmp_path / "out")
     assert message in caught.value.message

@@ -187,9 +187,7 @@ def test_a_large_open_gallery_needs_labels_with_events(tmp_path: Path) -> None:
         (Regression(("load",), absolute=1), {"values": np.zeros((9, 1), np.float32)}, None),
     ],
 )
-def test_an_answer_that_is_nearly_always_right_is_told(
-    bundle: Bundle, task: Any, outputs: Any, expected: UsualAnswer | None
-) -> None:
+def test_usually_right_answer_is_named(bundle: Bundle, task: Any, outputs: Any, expected: UsualAnswer | None) -> None:
     edge = EdgeRows(task, outputs, {})
     evidence = Evidence(bundle.manifest.edge[0], edge, np.zeros(1), outputs, {})
     assert usual_answer(evidence, 0.05) == expected

@@ -81,9 +81,7 @@ def test_labels_that_answers_often_meet_fit() -> None:
         pytest.param(lambda labels: np.full_like(labels, 3), id="same"),
     ],
 )
-def test_labels_that_answers_meet_by_chance_are_refused(
-    change: Callable[[NDArray[np.int64]], NDArray[np.int64]],
-) -> None:
+def test_labels_met_by_chance_are_refused(change: Callable[[NDArray[np.int64]], NDArray[np.int64]]) -> None:
     answers, labels = answers_and_labels()
     with pytest.raises(ConfigError, match="meet the data's labels no better than by chance"):
         check_fit(answers, change(labels))

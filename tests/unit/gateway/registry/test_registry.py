@@ -322,9 +322,7 @@ async def test_a_store_that_sends_more_than_requested_is_refused(monkeypatch: py
     [(10, "lists more than 100 files"), (0, "did not end within 0.5 s")],
     ids=["files", "empty"],
 )
-async def test_a_list_without_an_end_is_refused(
-    files_of_a_page: int, problem: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_endless_list_is_refused(files_of_a_page: int, problem: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
     monkeypatch.setattr("firstline_gateway.registry.s3._LISTED_LIMIT", 100)

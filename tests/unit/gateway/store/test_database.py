@@ -307,9 +307,7 @@ class TestWriter:
             writer.submit(lambda _: None)
         database.close()
 
-    def test_a_row_that_another_session_locks_delays_others_briefly(
-        self, postgresql: PostgreSql, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_locked_row_delays_others_briefly(self, postgresql: PostgreSql, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("firstline_gateway.store.database._LOCK_TIMEOUT_S", 0.2)
         found = postgresql.new_store()
         database = open_database(found)

@@ -257,9 +257,7 @@ async def _reset(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
 
 
 @ON_SQLITE
-async def test_a_test_without_an_answer_says_what_to_do(
-    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_unanswered_test_has_advice(database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     port = free_port()
 
     async def tested(url: str) -> tuple[str, str]:
@@ -309,9 +307,7 @@ def test_a_variable_that_no_attempt_could_use_is_refused(
 
 
 @ON_SQLITE
-async def test_a_lost_file_of_authorities_stops_no_webhook(
-    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_missing_ca_stops_no_webhook(database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tls, authority = server_tls(tmp_path)
     monkeypatch.setenv("SSL_CERT_FILE", str(authority))
     with receiver(tls=tls) as found:

@@ -44,9 +44,7 @@ async def test_a_rejected_configuration_changes_nothing(device: ConfigurationDev
 
 
 @pytest.mark.parametrize("error", [NoRoomError("The metadata cannot be stored."), UpdateError("The disk refuses.")])
-async def test_a_configuration_whose_metadata_cannot_be_stored_is_rejected(
-    device: ConfigurationDevice, error: UpdateError
-) -> None:
+async def test_unstorable_metadata_rejects_the_configuration(device: ConfigurationDevice, error: UpdateError) -> None:
     device.registry.error = error
     await device.run(device.registry.add(1, 500))
     assert device.state == (S.REJECTED, error.code) and device.bytes_per_day == 0
@@ -124,9 +122,7 @@ async def test_a_configuration_waits_for_its_window_and_expires(device: Configur
     assert device.bytes_per_day == 300
 
 
-async def test_a_full_disk_is_reported_and_the_update_continues(
-    device: ConfigurationDevice, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_full_disk_only_delays_an_update(device: ConfigurationDevice, monkeypatch: pytest.MonkeyPatch) -> None:
     await device.run(device.registry.add(1, 500))
     wanted = device.registry.add(2, 400)
     device.configurator.receive(wanted)

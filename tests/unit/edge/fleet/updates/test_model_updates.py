@@ -56,9 +56,7 @@ async def test_a_running_bundle_is_not_downloaded(device: Device, registry: Regi
     assert device.state == (S.COMMITTED, "already") and registry.sent_bytes == 0
 
 
-async def test_an_older_version_on_the_device_is_not_downloaded(
-    device: Device, registry: Registry, wanted: DesiredModel
-) -> None:
+async def test_held_older_version_is_not_downloaded(device: Device, registry: Registry, wanted: DesiredModel) -> None:
     await device.run(wanted)
     sent_bytes = registry.sent_bytes
     await device.run(registry.add(device.setup, "back"))
@@ -137,9 +135,7 @@ async def test_an_update_waits_for_its_window(device: Device, wanted: DesiredMod
     assert 119 * 60 <= clock.wall_s() - begun_s <= 121 * 60
 
 
-async def test_a_test_that_ends_with_an_error_uses_up_no_try(
-    device: Device, wanted: DesiredModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_failed_test_costs_no_try(device: Device, wanted: DesiredModel, monkeypatch: pytest.MonkeyPatch) -> None:
     async def refused(path: Path) -> Path:
         raise OSError(errno.EIO, "Input/output error")
 
@@ -154,9 +150,7 @@ async def test_a_test_that_ends_with_an_error_uses_up_no_try(
     assert device.version == 2
 
 
-async def test_stops_during_the_test_use_up_no_try(
-    device: Device, wanted: DesiredModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_stopped_test_costs_no_try(device: Device, wanted: DesiredModel, monkeypatch: pytest.MonkeyPatch) -> None:
     loading = asyncio.Event()
 
     async def endless(_: Path) -> None:

@@ -77,9 +77,7 @@ async def test_closing_fails_waiting_requests(requests: UpdateRequests[DesiredMo
         await asking
 
 
-async def test_work_for_the_desired_version_completes(
-    requests: UpdateRequests[DesiredModel], clock: SimulatedClock
-) -> None:
+async def test_work_for_desired_version_ends(requests: UpdateRequests[DesiredModel], clock: SimulatedClock) -> None:
     async def work() -> int:
         await clock.sleep(300)
         return 7
@@ -103,9 +101,7 @@ async def test_errors_of_the_work_are_raised(requests: UpdateRequests[DesiredMod
 
 
 @pytest.mark.parametrize("other", [None, replace(WANTED, version=3), replace(WANTED, undone=True)])
-async def test_work_stops_if_another_version_is_desired(
-    requests: UpdateRequests[DesiredModel], other: DesiredModel | None
-) -> None:
+async def test_another_version_stops_work(requests: UpdateRequests[DesiredModel], other: DesiredModel | None) -> None:
     ended = asyncio.Event()
 
     async def work() -> None:
@@ -198,9 +194,7 @@ def test_an_update_expires_at_its_end(wanted: DesiredVersion) -> None:
         ({"not_before_s": NOW_S + 50, "expires_s": NOW_S - 1}, 0.1),
     ],
 )
-def test_the_next_check_is_at_the_begin_or_expiry(
-    wanted: DesiredVersion, when: dict[str, float], seconds: float
-) -> None:
+def test_next_check_is_at_begin_or_expiry(wanted: DesiredVersion, when: dict[str, float], seconds: float) -> None:
     assert wait_s(replace(wanted, **when), NOW_S) == seconds
 
 
@@ -289,9 +283,7 @@ async def test_a_failing_trial_is_rolled_back_until_a_new_attempt(device: Device
     assert device.state == (S.COMMITTED, "") and device.version == 3
 
 
-async def test_a_failing_trial_is_rolled_back_on_a_full_disk(
-    device: Device | ConfigurationDevice, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_rollback_needs_no_disk(device: Device | ConfigurationDevice, monkeypatch: pytest.MonkeyPatch) -> None:
     await run_update(device, device.publish(2))
     await run_update(device, device.publish(3), frozenset({S.TRIAL}))
     device.fails = True
@@ -307,9 +299,7 @@ async def test_a_failing_trial_is_rolled_back_on_a_full_disk(
     assert device.state == (S.ROLLED_BACK, "errors") and device.version == 2
 
 
-async def test_a_start_that_cannot_be_stored_ends_the_trial(
-    device: Device | ConfigurationDevice, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_unstored_start_ends_trial(device: Device | ConfigurationDevice, monkeypatch: pytest.MonkeyPatch) -> None:
     await run_update(device, device.publish(2))
     desired = device.publish(3)
     await run_update(device, desired, frozenset({S.TRIAL}))
@@ -345,9 +335,7 @@ async def test_a_rollback_on_request_happens_once(device: Device | Configuration
 
 
 @pytest.mark.parametrize("reached", [S.TRIAL, S.COMMITTED])
-async def test_an_undo_rolls_back_without_a_download(
-    device: Device | ConfigurationDevice, reached: UpdateState
-) -> None:
+async def test_an_undo_rolls_back_without_download(device: Device | ConfigurationDevice, reached: UpdateState) -> None:
     await run_update(device, device.publish(2))
     desired = device.publish(3)
     await run_update(device, desired, frozenset({reached}))

@@ -140,9 +140,7 @@ def _grey(brightness: float) -> bytes:
 
 
 @pytest.mark.parametrize(("score", "golden_score"), [(0.25, 0.25), (0.25, 0.35), (0.35, 0.25)])
-def test_boxes_may_cross_the_operating_score(
-    tmp_path: Path, workers: Workers, score: float, golden_score: float
-) -> None:
+def test_boxes_may_cross_operating_score(tmp_path: Path, workers: Workers, score: float, golden_score: float) -> None:
     self_test(detector_at(tmp_path / "equal", workers, score, golden_score, 0.0), None)
     with pytest.raises(SelfTestError, match=r"differ by 0\.0\d+, and 0\.01 is allowed"):
         self_test(detector_at(tmp_path / "brighter", workers, score, golden_score, 0.04), None)

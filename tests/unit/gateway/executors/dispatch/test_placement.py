@@ -118,9 +118,7 @@ def test_more_work_is_done_no_sooner(lanes: list[tuple[float, float]], one_s: fl
 
 
 @given(st.lists(lane, min_size=1, max_size=5), lane, st.floats(0, 10))
-def test_an_additional_lane_delays_nothing(
-    lanes: list[tuple[float, float]], another: tuple[float, float], work_s: float
-) -> None:
+def test_new_lane_delays_nothing(lanes: list[tuple[float, float]], another: tuple[float, float], work_s: float) -> None:
     with_all = CompletionForecast([Lane(wait_s, times(run_s)) for wait_s, run_s in [*lanes, another]], 1)
     without = CompletionForecast(with_all.lanes[:-1], 1)
     without.times = with_all.times

@@ -143,9 +143,7 @@ def test_a_bad_input_is_refused_before_it_travels(served: ServedModel) -> None:
         ({"to": "s"}, ProtocolError, "the answer to request 's', not to r"),
     ],
 )
-def test_another_models_answer_is_an_error(
-    served: ServedModel, answer: dict[str, str], error: type[Exception], said: str
-) -> None:
+def test_foreign_answer_fails(served: ServedModel, answer: dict[str, str], error: type[Exception], said: str) -> None:
     with pytest.raises(error, match=said):
         made(served).read(reply(np.zeros((1, 10), np.float32), **answer), "r", ROW)
 
@@ -196,9 +194,7 @@ def test_outputs_of_another_form_than_declared_are_an_error(served: ServedModel,
         made(served).read(reply(logits), "r", ROW)
 
 
-def test_a_server_is_not_blamed_for_the_bundles_postprocessing(
-    served: ServedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_server_is_not_blamed_for_bundles_postprocessing(served: ServedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(*_: object) -> None:
         raise ValueError("operands could not be broadcast together")
 
