@@ -16,13 +16,12 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
-from firstline_core.errors import InferenceError, InvalidTensorError
+from firstline_core.errors import InvalidTensorError
 from firstline_core.processing.compile import compile_postprocess
 from firstline_core.processing.steps import PostStep, Softmax, shows_logits
-from firstline_core.tasks.arrays import LABEL, some_labelled
+from firstline_core.tasks.arrays import LABEL, check_shape, some_labelled
 from firstline_core.tasks.base import ConfiguredTask, DeclaredOutputs, ModelOutputs, Postprocess, Prediction, Scores
 from firstline_core.tasks.view import WHOLE, View
-from firstline_core.telemetry.wording import counted
 from firstline_core.types import PROBABILITIES, Array, Arrays, TensorSpec
 
 Probabilities = NDArray[np.float32]
@@ -122,12 +121,8 @@ class Classification(ConfiguredTask, frozen=True, tag="classification"):
 
         def run(raw: Arrays, rows: Arrays) -> Prediction:
             probabilities, count = to_probabilities(raw[name]), len(next(iter(rows.values())))
-            if probabilities.shape != (count, labels):
-                raise InferenceError(
-                    f"{model.what} gave {list(probabilities.shape)} for {counted(count, 'row')}, "
-                    f"but the bundle has {labels} "
-                    "labels; correct the labels, the output's name or the label offset."
-                )
+            advice = "correct the labels, the output's name or the label offset"
+            check_shape(probabilities, (count, labels), model.what, f"the bundle has {labels} labels; {advice}")
             evidence = {} if to_logits is None else {LOGITS: to_logits(raw[name])}
             return Prediction({PROBABILITIES: probabilities}, evidence)
 
@@ -162,10 +157,7 @@ class Classification(ConfiguredTask, frozen=True, tag="classification"):
 
     def loss(self, edge: Arrays, full: Arrays) -> Scores:
         """Returns 1 where the label or the set of labels differs, else 0."""
-        if self.independent:
-            return np.asarray((self._answers(edge) != self._answers(full)).any(axis=1), np.float32)
-        differs: Scores = (edge[PROBABILITIES].argmax(axis=1) != full[PROBABILITIES].argmax(axis=1)).astype(np.float32)
-        return differs
+        return np.asarray((self._answers(edge) != self._answers(full)).any(axis=1), np.float32)
 
     def truth_loss(self, outputs: Arrays, truth: Arrays) -> Scores:
         if self.independent:
