@@ -13,7 +13,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from itertools import takewhile
 from types import FrameType
 from typing import Any, NoReturn, TextIO, TypeAlias
@@ -49,16 +49,8 @@ def run_with_output(run: Callable[[], int], report: Callable[[str], object]) -> 
     Returns:
         The exit code; 1 if a disk refused.
     """
-    if sys.stderr is None:
-        sys.stderr = open(os.devnull, "w")  # noqa: SIM115, PTH123 (until this process ends)
-    else:
-        with suppress(io.UnsupportedOperation):  # in a test, stderr may be memory
-            sys.stderr = _text_file(sys.stderr, _Stderr, line_buffering=True)
-    if sys.stdout is None:
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115, PTH123 (until this process ends)
-    else:
-        with suppress(io.UnsupportedOperation):  # in a test, stdout may be memory
-            sys.stdout = _text_file(sys.stdout, _Stdout, line_buffering=sys.stdout.isatty())
+    sys.stderr = _text_file(sys.stderr, _Stderr, line_buffering=True)
+    sys.stdout = _text_file(sys.stdout, _Stdout, line_buffering=sys.stdout is not None and sys.stdout.isatty())
     try:
         code = run()
         sys.stdout.flush()
@@ -111,10 +103,16 @@ class _Stderr(io.FileIO):
             return memoryview(data).nbytes
 
 
-def _text_file(stream: TextIO, raw: type[io.FileIO], *, line_buffering: bool) -> io.TextIOWrapper:
-    """Returns a stream that writes to the descriptor of another through `raw`."""
+def _text_file(stream: TextIO | None, raw: type[io.FileIO], *, line_buffering: bool) -> TextIO:
+    """Returns a stream that writes to the descriptor of another through `raw`, or discards if there is none."""
+    if stream is None:
+        return open(os.devnull, "w")  # noqa: PTH123 (until this process ends)
+    try:
+        file = raw(stream.fileno(), "w", closefd=False)
+    except io.UnsupportedOperation:  # in a test, it may be memory
+        return stream
     return io.TextIOWrapper(
-        io.BufferedWriter(raw(stream.fileno(), "w", closefd=False)),
+        io.BufferedWriter(file),
         encoding=stream.encoding,
         errors="backslashreplace",  # names of files need not be UTF-8
         line_buffering=line_buffering,

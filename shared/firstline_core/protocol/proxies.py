@@ -46,14 +46,14 @@ def check_proxy(proxy: str, name: str, otherwise: str = "") -> None:
         parts = urlsplit(proxy)
         valid = bool(parts.hostname) and parts.port != 0
     except ValueError:
-        raise ConfigError(f"{name} is not a URL; set it to http://HOST:PORT{otherwise}.") from None
-    if valid and parts.scheme not in ("http", "https"):
+        valid = False
+    if not valid:
+        raise ConfigError(f"{name} is not a URL; set it to http://HOST:PORT{otherwise}.")
+    if parts.scheme not in ("http", "https"):
         raise ConfigError(
             f"{name} names a proxy of the kind {parts.scheme}://, which is not supported; set it to the URL of an HTTP "
             f"proxy, http://HOST:PORT{otherwise}."
         )
-    if not valid:
-        raise ConfigError(f"{name} is not a URL; set it to http://HOST:PORT{otherwise}.")
 
 
 def is_this_machine(host: str) -> bool:

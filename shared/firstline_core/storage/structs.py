@@ -11,7 +11,14 @@ from typing import TypeVar
 import msgspec
 from msgspec import Struct
 
-from firstline_core.errors import NAME_CHARACTERS, NAME_RULE, IntegrityError, ProtocolError, similar_name
+from firstline_core.errors import (
+    NAME_CHARACTERS,
+    NAME_RULE,
+    FirstlineError,
+    IntegrityError,
+    ProtocolError,
+    similar_name,
+)
 from firstline_core.storage.files import make_folder, read_checked, system_reason, with_checksum, write_whole
 
 S = TypeVar("S", bound=Struct)
@@ -83,13 +90,7 @@ def read_struct(path: Path, kind: type[S]) -> S:
         IntegrityError: the file is damaged, holds something else, or is of another format.
         OSError: the disk refuses.
     """
-    try:
-        found = msgspec.json.decode(read_checked(path), type=kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise IntegrityError(f"{path} is damaged: {fault_of(error)}.") from error
-    if (number := getattr(found, "format", FORMAT)) != FORMAT:
-        raise IntegrityError(f"{path} has format {number}; this version of Firstline reads format {FORMAT}.")
-    return found
+    return _decoded(read_checked(path), kind, str(path), fault="is damaged", refusal=IntegrityError)
 
 
 def write_struct(path: Path, value: Struct) -> os.stat_result:
@@ -120,10 +121,16 @@ def read_json_document(
     """
     if len(content) > limit_bytes:
         raise ProtocolError(f"{where} has {len(content)} bytes; at most {limit_bytes} are read.")
+    return _decoded(content, kind, where, fault=fault, refusal=ProtocolError, advice=advice)
+
+
+def _decoded(
+    content: bytes, kind: type[S], where: str, *, fault: str, refusal: type[FirstlineError], advice: str = ""
+) -> S:
     try:
         document = msgspec.json.decode(content, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, ValueError, RecursionError) as error:
-        raise ProtocolError(f"{where} {fault}: {fault_of(error)}{advice}.") from error
+        raise refusal(f"{where} {fault}: {fault_of(error)}{advice}.") from error
     if (found := getattr(document, "format", FORMAT)) != FORMAT:
-        raise ProtocolError(f"{where} has format {found}; this version of Firstline reads format {FORMAT}.")
+        raise refusal(f"{where} has format {found}; this version of Firstline reads format {FORMAT}.")
     return document

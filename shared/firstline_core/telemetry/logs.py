@@ -38,14 +38,7 @@ _PACKAGES = ("firstline_core", "firstline_edge", "firstline_gateway", "firstline
 FACTS: ContextVar[Callable[[], Mapping[str, object]] | None] = ContextVar("facts", default=None)
 """Returns fields for every line of this context. It is called only when a line is written."""
 
-_LEVELS = {
-    "debug": logging.DEBUG,
-    "info": logging.INFO,
-    "warning": logging.WARNING,
-    "error": logging.ERROR,
-    "exception": logging.ERROR,
-    "critical": logging.CRITICAL,
-}
+_LEVELS = {name.lower(): level for name, level in logging.getLevelNamesMapping().items()} | {"exception": logging.ERROR}
 
 for _package in _PACKAGES:
     logging.getLogger(_package).addHandler(logging.NullHandler())
