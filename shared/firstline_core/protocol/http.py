@@ -26,7 +26,7 @@ from firstline_core.protocol.limits import Limits
 from firstline_core.protocol.oip import Encoded, Origin, decode_request, encode_response
 from firstline_core.protocol.tensors import shown
 from firstline_core.telemetry.wording import counted
-from firstline_core.types import InferRequest, InferResponse, TensorSpec
+from firstline_core.types import InferRequest, InferResponse, ModelMetadata, TensorSpec
 
 CONTENT_TYPE = "Content-Type"
 HEADER_LENGTH = "Inference-Header-Content-Length"
@@ -522,7 +522,12 @@ def class_labels(plane: DataPlane, request: InferRequest, response: InferRespons
 
 def server_metadata_reply(plane: DataPlane) -> Reply:
     """Answers `GET /v2`."""
-    return json_reply({"name": plane.server_name, "version": plane.server_version, "extensions": plane.extensions})
+    return json_reply(server_metadata_json(plane))
+
+
+def server_metadata_json(plane: DataPlane) -> dict[str, Any]:
+    """Returns the server's metadata, as V2 describes it over REST and gRPC."""
+    return {"name": plane.server_name, "version": plane.server_version, "extensions": list(plane.extensions)}
 
 
 def live_reply(plane: DataPlane) -> Reply:
@@ -552,13 +557,7 @@ def model_metadata_reply(plane: DataPlane, model: str, version: str) -> Reply:
         metadata = plane.metadata(model, version)
     except errors.FirstlineError as error:
         return error_reply(error)
-    described: dict[str, Any] = {
-        "name": metadata.name,
-        "versions": metadata.versions,
-        "platform": metadata.platform,
-        "inputs": [_spec(spec) for spec in metadata.inputs],
-        "outputs": [_spec(spec) for spec in metadata.outputs],
-    }
+    described = model_metadata_json(metadata)
     if metadata.labels:
         described["labels"] = metadata.labels
     if metadata.task is not None:
@@ -566,5 +565,16 @@ def model_metadata_reply(plane: DataPlane, model: str, version: str) -> Reply:
     return json_reply(described)
 
 
+def model_metadata_json(metadata: ModelMetadata) -> dict[str, Any]:
+    """Returns a model's metadata, as V2 describes it over REST and gRPC."""
+    return {
+        "name": metadata.name,
+        "versions": list(metadata.versions),
+        "platform": metadata.platform,
+        "inputs": [_spec(spec) for spec in metadata.inputs],
+        "outputs": [_spec(spec) for spec in metadata.outputs],
+    }
+
+
 def _spec(spec: TensorSpec) -> dict[str, Any]:
-    return {"name": spec.name, "datatype": spec.datatype, "shape": spec.shape}
+    return {"name": spec.name, "datatype": spec.datatype, "shape": list(spec.shape)}

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import grpc
 from google.protobuf.json_format import ParseDict
@@ -36,7 +36,7 @@ from firstline_core.protocol.grpc.schema import SERVICE, message
 from firstline_core.protocol.oip import Origin
 from firstline_core.telemetry import logs
 from firstline_core.telemetry.trace import from_lines
-from firstline_core.types import TensorSpec, TraceContext
+from firstline_core.types import TraceContext
 
 # Time limit of one message, as for HTTP bodies.
 READ_TIMEOUT_S = 60.0
@@ -110,11 +110,13 @@ class InferenceService:
         answers: dict[str, Callable[[Any], Any]] = {
             "ServerLive": lambda _: _reply("ServerLiveResponse", live=self._plane.live()),
             "ServerReady": lambda _: _reply("ServerReadyResponse", ready=self._plane.ready()),
-            "ServerMetadata": lambda _: self._server_metadata(),
+            "ServerMetadata": lambda _: _parsed("ServerMetadataResponse", http.server_metadata_json(self._plane)),
             "ModelReady": lambda request: _reply(
                 "ModelReadyResponse", ready=self._plane.model_ready(request.name, request.version)
             ),
-            "ModelMetadata": self._model_metadata,
+            "ModelMetadata": lambda request: _parsed(
+                "ModelMetadataResponse", http.model_metadata_json(self._plane.metadata(request.name, request.version))
+            ),
             "ModelConfig": lambda request: _parsed(
                 "ModelConfigResponse", {"config": self._plane.config(request.name, request.version)}
             ),
@@ -164,19 +166,17 @@ class InferenceService:
         refused = self._hooks.unread(context)
         if refused is not None:
             return _refuse(context, refused)
-        arrived_s = self._clock.monotonic_s()
-        remaining_s = context.time_remaining()
-        trace = _trace_of_call(context)
-        journal = _Journal(self._hooks.record, self._clock, arrived_s)
+        arrived_s, remaining_s = self._clock.monotonic_s(), context.time_remaining()
+        deadline_s = None if remaining_s is None else arrived_s + remaining_s
+        inference = _Inference(self._hooks.record, self._clock, arrived_s, _trace_of_call(context), deadline_s)
         try:
-            with journal.recorded("ModelInfer"):
+            with inference.recorded("ModelInfer"):
                 caller = await self._hooks.authorize(context, INFER)
-                journal.principal = caller.principal
+                inference.principal = caller.principal
                 with self._hooks.share(caller.principal) as take:
                     sent = await _first(context)
                     take(len(sent))
-                    metadata = _CallMetadata(None if remaining_s is None else arrived_s + remaining_s, trace)
-                    answer = await self._answer(sent, caller, arrived_s, metadata, journal)
+                    answer = await self._answer(sent, caller, inference)
                     encoded: bytes = answer.SerializeToString()
         except FirstlineError as error:
             if isinstance(error, QueueFullError):
@@ -197,9 +197,8 @@ class InferenceService:
             return
         started_s, is_first = self._clock.monotonic_s(), True
         while (sent := await context.read()) is not grpc.aio.EOF:
-            arrived_s = self._clock.monotonic_s()
-            metadata = _CallMetadata(None, _trace_of_call(context))
-            journal = _Journal(self._hooks.record, self._clock, arrived_s, caller.principal)
+            arrived_s, trace = self._clock.monotonic_s(), _trace_of_call(context)
+            inference = _Inference(self._hooks.record, self._clock, arrived_s, trace, principal=caller.principal)
             limited: RateLimitedError | None = None
             try:
                 if not is_first or arrived_s > started_s + _FRESH_S:
@@ -213,40 +212,30 @@ class InferenceService:
             is_first = False
             reply = message("ModelStreamInferResponse")()
             try:
-                with journal.recorded("ModelStreamInfer"), self._hooks.share(caller.principal) as take:
+                with inference.recorded("ModelStreamInfer"), self._hooks.share(caller.principal) as take:
                     if limited is not None:
                         raise limited
                     take(len(sent))
-                    reply.infer_response.CopyFrom(await self._answer(sent, caller, arrived_s, metadata, journal))
+                    reply.infer_response.CopyFrom(await self._answer(sent, caller, inference))
                 # Triton's marker for models with several responses; here there is always one.
                 reply.infer_response.parameters["triton_final_response"].bool_param = True
             except FirstlineError as error:
                 reply.error_message = error.public
                 reply.infer_response.parameters["code"].string_param = error.code
-                reply.infer_response.id = journal.id
+                reply.infer_response.id = inference.id
                 error.__traceback__ = None  # see `_refuse`
             yield reply.SerializeToString()
 
-    async def _answer(
-        self, sent: bytes, caller: Caller, arrived_s: float, metadata: _CallMetadata, journal: _Journal
-    ) -> Any:
+    async def _answer(self, sent: bytes, caller: Caller, inference: _Inference) -> Any:
         limits = self._plane.limits
-        origin = Origin(arrived_s, caller.principal, caller.trust_request_id, limits, metadata.trace)
+        origin = Origin(inference.arrived_s, caller.principal, caller.trust_request_id, limits, inference.trace)
         head, raw = codec.split(sent, limits)
         request = await http.run_decoder(partial(codec.decode_request, head, raw, origin), len(head))
-        journal.model, journal.id = request.model, request.id
-        if (deadline_s := metadata.deadline_s) is not None:
+        inference.model, inference.id = request.model, request.id
+        if (deadline_s := inference.deadline_s) is not None:
             request = replace(request, deadline_s=min(deadline_s, request.deadline_s or deadline_s))
         response = await self._plane.infer(request)
         return codec.encode_response(request, response, http.class_labels(self._plane, request, response))
-
-    def _server_metadata(self) -> Any:
-        return _reply(
-            "ServerMetadataResponse",
-            name=self._plane.server_name,
-            version=self._plane.server_version,
-            extensions=self._plane.extensions,
-        )
 
     async def _load(self, request: Any) -> Any:
         extensions.check_load_parameters(request.parameters)
@@ -257,31 +246,16 @@ class InferenceService:
         await self._plane.unload(name := request.model_name or request.repository_name)
         return _reply("RepositoryModelUnloadResponse", model_name=name, isUnloaded=True)
 
-    def _model_metadata(self, request: Any) -> Any:
-        metadata = self._plane.metadata(request.name, request.version)
-        reply = _reply(
-            "ModelMetadataResponse", name=metadata.name, versions=metadata.versions, platform=metadata.platform
-        )
-        for specs, described in ((metadata.inputs, reply.inputs), (metadata.outputs, reply.outputs)):
-            for spec in specs:
-                _describe(spec, described.add())
-        return reply
-
-
-class _CallMetadata(NamedTuple):
-    """The metadata of a call."""
-
-    deadline_s: float | None
-    trace: TraceContext | None
-
 
 @dataclass(eq=False, slots=True)
-class _Journal:
-    """Records the end of one inference."""
+class _Inference:
+    """One inference, whose end is recorded."""
 
     record: Callable[[str, str, float, FirstlineError | None], None]
     clock: Clock
     arrived_s: float
+    trace: TraceContext | None
+    deadline_s: float | None = None
     principal: str = ""
     model: str = ""
     id: str = ""
@@ -319,11 +293,6 @@ def _reply(kind: str, /, **fields: object) -> Any:
 
 def _parsed(kind: str, value: dict[str, Any]) -> Any:
     return ParseDict(value, message(kind)())
-
-
-def _describe(spec: TensorSpec, described: Any) -> None:
-    described.name, described.datatype = spec.name, spec.datatype
-    described.shape.extend(spec.shape)
 
 
 async def _first(context: Context) -> bytes:
