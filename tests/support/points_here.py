@@ -3,7 +3,8 @@
 from collections.abc import Callable
 
 from firstline_core.errors import FirstlineError
-from firstline_core.profile.measure_point import Job, measure
+from firstline_core.profile.measure import Job
+from firstline_core.profile.measure_point import measure
 from firstline_core.profile.profile import Point
 from firstline_core.runtime.child import ChildFailed
 

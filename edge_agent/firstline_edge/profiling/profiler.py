@@ -53,7 +53,7 @@ def profile_options(settings: EdgeSettings) -> ProfileOptions:
         providers=tuple(settings.models.providers),
         joules_per_core_s=settings.costs.joules_per_core_second,
         power_rails=settings.hardware.power_rails,
-        root=Path(settings.hardware.root),
+        root=settings.hardware.root,
     )
 
 

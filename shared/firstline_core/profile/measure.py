@@ -22,7 +22,6 @@ from firstline_core.hardware.kernel_files import Tree, read_in_time
 from firstline_core.hardware.readings import measured
 from firstline_core.hardware.survey import describe_device
 from firstline_core.profile.files import update_profile, with_result
-from firstline_core.profile.measure_point import Job
 from firstline_core.profile.profile import POINTS, REASON_CHARACTERS, Point, PointKey, Profile, RefusedPoint
 from firstline_core.profile.summary import accuracies
 from firstline_core.runtime.child import ChildFailed, Interrupted, run_python
@@ -133,7 +132,7 @@ class ProfileOptions:
     joules_per_core_s: float = 0.0
     power_rails: tuple[str, ...] = ()
     sustained_s: float = 0.0
-    root: Path = Path("/")
+    root: str = "/"
 
     def seconds(self, points: int) -> float:
         """Returns the time that each point is given."""
@@ -143,6 +142,21 @@ class ProfileOptions:
     def heat_s(self, key: PointKey) -> float:
         """Returns the time at full load before a point."""
         return self.sustained_s if key.condition == "sustained" else 0.0
+
+
+class Job(Struct, frozen=True):
+    """A point for a process to measure.
+
+    Attributes:
+        bundle: its folder, whose files were checked.
+        seconds: time to measure, about, beyond loading the model and a few runs.
+        options: how it is measured.
+    """
+
+    bundle: str
+    key: PointKey
+    seconds: float
+    options: ProfileOptions = ProfileOptions()
 
 
 def machine_name() -> str:
@@ -215,7 +229,7 @@ def measure_profile(
         DeadlineExceededError: a driver hangs.
         ConfigError: see `profile_keys`; or the profile cannot be written.
     """
-    tree, manifest = Tree(options.root), bundle.manifest
+    tree, manifest = Tree(Path(options.root)), bundle.manifest
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -236,17 +250,8 @@ def measure_profile(
     left, seconds = [key for key in keys if known.get(key) != options.heat_s(key)], options.seconds(len(keys))
     for done, key in enumerate(left):
         progress(done, len(left), f"{key.variant}, {key.describe()}")
-        job = Job(
-            str(bundle.path),
-            key,
-            seconds,
-            options.joules_per_core_s,
-            str(options.root),
-            options.alone,
-            options.heat_s(key),
-            options.power_rails,
-        )
-        result = _result(job, need(key, manifest.model(key.variant), profile, cores), gate)
+        needed = need(key, manifest.model(key.variant), profile, cores)
+        result = _result(Job(str(bundle.path), key, seconds, options), needed, gate)
         made = replace(empty, made_s=round(time.time(), 3), agent_version=version("firstline"))
         profile = update_profile(path, partial(_extended, made, result=result, manifest=manifest), warn)
     progress(len(left), len(left), "")
@@ -302,7 +307,7 @@ def measure_in_process(job: Job, must_end: Callable[[], str]) -> Point:
     output = run_python(
         ("-m", "firstline_core.profile.measure_point"),
         msgspec.json.encode(job),
-        limit_s=_LIMIT_S + 10 * job.seconds + job.heat_s,
+        limit_s=_LIMIT_S + 10 * job.seconds + job.options.heat_s(job.key),
         must_end=must_end,
     )
     try:

@@ -13,7 +13,6 @@ from statistics import median
 
 import msgspec
 import numpy as np
-from msgspec import Struct
 
 from firstline_core.bundle.golden import inputs_of, read_golden
 from firstline_core.bundle.loaded_model import LoadedModel
@@ -23,6 +22,7 @@ from firstline_core.bundle.store import Bundle
 from firstline_core.errors import FirstlineError, ModelLoadError
 from firstline_core.hardware.kernel_files import Tree
 from firstline_core.profile import scenarios
+from firstline_core.profile.measure import Job
 from firstline_core.profile.meters import EnergyMeter, heat_up, peak, reset_peak, waited_s
 from firstline_core.profile.profile import Point, PointKey, QueryBytes, distribution
 from firstline_core.runtime.litert import delegates as tflite_delegates
@@ -34,29 +34,6 @@ from firstline_core.types import Arrays, payload_bytes, row_count
 
 _SHARES = {"query": 0.4, "loaded": 0.6}
 """Shares of a point's seconds; the scenarios that a service meets most have the most samples."""
-
-
-class Job(Struct, frozen=True):
-    """The point to measure.
-
-    Attributes:
-        bundle: its folder, whose files were checked.
-        seconds: time to measure, about, beyond loading the model and a few runs.
-        joules_per_core_s: stated energy of a busy core; 0 if not stated.
-        root: where the kernel's files begin.
-        alone: nothing else runs here; measure at normal priority.
-        heat_s: full load of all cores before measuring.
-        power_rails: stated rails of the whole device.
-    """
-
-    bundle: str
-    key: PointKey
-    seconds: float
-    joules_per_core_s: float = 0.0
-    root: str = "/"
-    alone: bool = False
-    heat_s: float = 0.0
-    power_rails: tuple[str, ...] = ()
 
 
 class _TimedQuery:
@@ -91,9 +68,10 @@ def measure(job: Job) -> Point:
     Raises:
         FirstlineError: the model does not load or run here, or has no typical input.
     """
-    tree, key = Tree(Path(job.root)), job.key
-    if job.heat_s:
-        heat_up(job.heat_s)
+    tree, key = Tree(Path(job.options.root)), job.key
+    heat_s = job.options.heat_s(key)
+    if heat_s:
+        heat_up(heat_s)
     began_s, before_s = time.perf_counter(), waited_s()
     bundle, model = _found(job)
     (onnx_providers if model.runtime == "onnx" else tflite_delegates)()  # imports it: its memory is not the model's
@@ -105,7 +83,7 @@ def measure(job: Job) -> Point:
         inputs = queried(bundle, loaded, key.batch)
         query = _TimedQuery(loaded, inputs)
         scenarios.single_stream(query, job.seconds * _SHARES["query"] / 4)
-        meter = EnergyMeter(tree, job.joules_per_core_s, job.power_rails)
+        meter = EnergyMeter(tree, job.options.joules_per_core_s, job.options.power_rails)
         warm, processor_s = len(query.run), time.process_time()
         scenarios.single_stream(query, job.seconds * _SHARES["query"], between=meter.read_if_due)
         processor_s, whole = time.process_time() - processor_s, query.whole()
@@ -132,7 +110,7 @@ def measure(job: Job) -> Point:
         processor_ms=_ms(processor_s / (len(whole) - warm)),
         energy_mj=energy,
         waited_share=round((waited_s() - before_s) / seconds, 4),
-        heated_s=job.heat_s,
+        heated_s=heat_s,
     )
 
 
@@ -176,7 +154,7 @@ def main() -> int:
     job = msgspec.json.decode(sys.stdin.buffer.read(), type=Job)
     with suppress(OSError):  # the kernel ends this process first if memory runs out
         Path("/proc/self/oom_score_adj").write_text("1000")
-    if not job.alone:
+    if not job.options.alone:
         use_lowest_priority()
     keep_freed_memory()  # as in the agent: otherwise a new process is slower or faster
     try:

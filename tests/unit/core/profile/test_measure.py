@@ -94,7 +94,7 @@ class TestMeasuring:
     def test_stated_rails_measure_the_energy(self, bundle: Bundle, tmp_path: Path) -> None:
         say(tmp_path, "sys/class/hwmon/hwmon0/name", "board")
         say(tmp_path, "sys/class/hwmon/hwmon0/power1_input", "6000000")
-        options = dataclasses.replace(ONE, root=tmp_path, power_rails=("board power1",))
+        options = dataclasses.replace(ONE, root=str(tmp_path), power_rails=("board power1",))
         (point,) = measure_profile(bundle, tmp_path / "p.json", options).points
         assert isinstance(point.energy_mj, Measured)
 

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from support.sample_bundles import variant_bundle
 
 from firstline_core.profile import measure_point
-from firstline_core.profile.measure_point import Job
+from firstline_core.profile.measure import Job
 from firstline_core.profile.profile import PointKey
 
 

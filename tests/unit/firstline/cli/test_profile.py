@@ -18,8 +18,7 @@ from firstline.workbench.evaluate import figures, measure
 from firstline_core.bundle.store import open_bundle
 from firstline_core.errors import ConfigError
 from firstline_core.profile.files import read_profile
-from firstline_core.profile.measure import ProfileOptions, measure_profile
-from firstline_core.profile.measure_point import Job
+from firstline_core.profile.measure import Job, ProfileOptions, measure_profile
 from firstline_core.profile.profile import Point
 from firstline_edge.__main__ import main as edge_agent
 
