@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from support.asker import Asker
 from support.digits import predictions
 from support.gateway import DIGITS
 from support.images import noise
@@ -38,33 +39,6 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Line]:
         yield found
 
 
-class Asker:
-    """One of the two clients, asked in one way."""
-
-    def __init__(self, kind: str, url: str, **arguments: Any) -> None:
-        self.client: Client | AsyncClient = (Client if kind == "sync" else AsyncClient)(url, **arguments)
-
-    async def __call__(self, name: str, *arguments: Any, **named: Any) -> Any:
-        method = getattr(self.client, name)
-        if isinstance(self.client, AsyncClient):
-            return await method(*arguments, **named)
-        return await asyncio.to_thread(method, *arguments, **named)
-
-    async def begin(self, name: str, *arguments: Any, **named: Any) -> AsyncIterator[Any]:
-        """What the client yields, as it comes."""
-        found = getattr(self.client, name)(*arguments, **named)
-        if isinstance(self.client, AsyncClient):
-            async for item in found:
-                yield item
-        else:
-            nothing = object()
-            while (item := await asyncio.to_thread(next, found, nothing)) is not nothing:
-                yield item
-
-    async def close(self) -> None:
-        await self("close")
-
-
 @pytest.fixture(params=["sync", "async"])
 def kind(request: pytest.FixtureRequest) -> str:
     return request.param
@@ -73,16 +47,14 @@ def kind(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(params=["agent", "gateway"])
 async def ask(running: Line, kind: str, request: pytest.FixtureRequest) -> AsyncIterator[Asker]:
     tier = running.tiers[request.param]
-    found = Asker(kind, tier.url, token=tier.token or None)
-    yield found
-    await found.close()
+    async with Asker(kind, tier.url, token=tier.token or None) as found:
+        yield found
 
 
 @pytest.fixture
 async def agent(running: Line, kind: str) -> AsyncIterator[Asker]:
-    found = Asker(kind, running.agent.url)
-    yield found
-    await found.close()
+    async with Asker(kind, running.agent.url) as found:
+        yield found
 
 
 @pytest.fixture(scope="module")
@@ -147,13 +119,10 @@ async def test_refusal_is_raised_as_its_class(
 
 @pytest.mark.parametrize("token", [None, "not-a-token"])
 async def test_missing_token_is_unauthorized(running: Line, kind: str, token: str | None) -> None:
-    ask = Asker(kind, running.gateway.url, token=token)
-    try:
+    async with Asker(kind, running.gateway.url, token=token) as ask:
         for call in (("infer_file", "digits", noise()), ("metadata", "digits")):
             with pytest.raises(errors.UnauthorizedError, match="API key"):
                 await ask(*call)
-    finally:
-        await ask.close()
 
 
 async def test_correction_is_found_by_its_id(agent: Asker, running: Line, unsure: tuple[bytes, np.ndarray]) -> None:
@@ -205,7 +174,7 @@ async def test_stream_yields_first_and_final_answer(ask: Asker, unsure: tuple[by
     """A gateway's first answer is its last."""
     scan, expected = unsure
     scan += b"stream " + ask.client.__class__.__name__.encode()
-    found: list[Classification] = [item async for item in ask.begin("stream_file", "digits", scan)]
+    found: list[Classification] = await ask.all("stream_file", "digits", scan)
     wanted = [Status.FINAL] if found[0].answer.tier is Tier.CLOUD else [Status.PROVISIONAL, Status.FINAL]
     assert [item.answer.status for item in found] == wanted
     assert len({item.answer.request_id for item in found}) == 1
@@ -271,13 +240,12 @@ ASKED = [("infer", "digits", {"image": b"x"}), ("infer_file", "digits", b"x"), (
 )
 async def test_foreign_server_is_a_protocol_error(kind: str, reply: bytes) -> None:
     with saying(reply) as url:
-        ask = Asker(kind, url)
-        for call in ASKED:
+        async with Asker(kind, url) as ask:
+            for call in ASKED:
+                with pytest.raises(errors.ProtocolError, match=url):
+                    await ask(*call)
             with pytest.raises(errors.ProtocolError, match=url):
-                await ask(*call)
-        with pytest.raises(errors.ProtocolError, match=url):
-            await anext(ask.begin("stream_file", "digits", b"x"))
-        await ask.close()
+                await anext(ask.begin("stream_file", "digits", b"x"))
 
 
 @pytest.mark.parametrize("compressed", [False, True])
@@ -286,13 +254,12 @@ async def test_an_answer_over_the_limit_is_not_read_to_its_end(kind: str, compre
     encoding = "gzip" if compressed else "identity"
     head = f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Encoding: {encoding}\r\n\r\n"
     with saying(head.encode() + (gzip.compress(body, 1) if compressed else body)) as url:
-        ask = Asker(kind, url)
-        for call in (("metadata", "digits"), ("answer", "x")):
+        async with Asker(kind, url) as ask:
+            for call in (("metadata", "digits"), ("answer", "x")):
+                with pytest.raises(errors.ProtocolError, match=f"{DEFAULT_LIMITS.body_bytes}"):
+                    await ask(*call)
             with pytest.raises(errors.ProtocolError, match=f"{DEFAULT_LIMITS.body_bytes}"):
-                await ask(*call)
-        with pytest.raises(errors.ProtocolError, match=f"{DEFAULT_LIMITS.body_bytes}"):
-            await anext(ask.begin("stream_file", "digits", b"x"))
-        await ask.close()
+                await anext(ask.begin("stream_file", "digits", b"x"))
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate", "identity"])
@@ -301,34 +268,30 @@ async def test_an_answer_that_a_proxy_compresses_is_read(kind: str, encoding: st
     body = {"gzip": gzip.compress, "deflate": zlib.compress, "identity": bytes}[encoding](plain)
     head = f"HTTP/1.1 200 OK\r\nContent-Encoding: {encoding}\r\nContent-Length: {len(body)}\r\n\r\n"
     with saying(head.encode() + body) as url:
-        ask = Asker(kind, url)
-        assert (await ask("metadata", "digits")).name == "digits"
-        await ask.close()
+        async with Asker(kind, url) as ask:
+            assert (await ask("metadata", "digits")).name == "digits"
 
 
 async def test_an_answer_without_a_body_may_name_an_encoding(kind: str) -> None:
     with saying(b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 0\r\n\r\n") as url:
-        ask = Asker(kind, url)
-        assert await ask("ready")
-        await ask.close()
+        async with Asker(kind, url) as ask:
+            assert await ask("ready")
 
 
 async def test_silent_server_is_a_timeout(kind: str) -> None:
     with saying(b"") as url:
-        ask = Asker(kind, url, timeout_s=0.1)
-        with pytest.raises(errors.RemoteTimeoutError, match="did not answer in time"):
-            await ask("infer_file", "digits", b"x")
-        await ask.close()
+        async with Asker(kind, url, timeout_s=0.1) as ask:
+            with pytest.raises(errors.RemoteTimeoutError, match="did not answer in time"):
+                await ask("infer_file", "digits", b"x")
 
 
 async def test_unreachable_server_is_a_link_error(kind: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    ask = Asker(kind, url)
-    for call in (*ASKED, ("ready",)):
-        with pytest.raises(errors.LinkDownError, match="cannot be reached"):
-            await ask(*call)
-    await ask.close()
+    async with Asker(kind, url) as ask:
+        for call in (*ASKED, ("ready",)):
+            with pytest.raises(errors.LinkDownError, match="cannot be reached"):
+                await ask(*call)
 
 
 # --- The two are one --------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.asker import Asker
 from support.digits import scan
 from support.gateway import serving_gateway
 from typer.testing import CliRunner
@@ -35,55 +36,43 @@ async def url(tmp_path: Path) -> AsyncIterator[str]:
         yield found
 
 
-class Asker:
-    """Either client, asked in one way."""
-
-    def __init__(self, kind: str, url: str) -> None:
-        self.client: Client | AsyncClient = (Client if kind == "sync" else AsyncClient)(url)
-
-    async def many(self, *arguments: Any, **named: Any) -> list[Outcome]:
-        if isinstance(self.client, AsyncClient):
-            return [each async for each in self.client.infer_many(*arguments, **named)]
-        client = self.client
-        return await asyncio.to_thread(lambda: list(client.infer_many(*arguments, **named)))
-
-    async def __call__(self, name: str, *arguments: Any, **named: Any) -> Any:
-        method = getattr(self.client, name)
-        if isinstance(self.client, AsyncClient):
-            return await method(*arguments, **named)
-        return await asyncio.to_thread(method, *arguments, **named)
-
-
 @pytest.fixture(params=["sync", "async"])
 async def ask(request: pytest.FixtureRequest, url: str) -> AsyncIterator[Asker]:
-    found = Asker(request.param, url)
-    yield found
-    await found("close")
+    async with Asker(request.param, url) as found:
+        yield found
 
 
 @pytest.mark.parametrize("ordered", [True, False])
 async def test_many_requests_are_answered_despite_a_full_queue(ask: Asker, pixels: np.ndarray, ordered: bool) -> None:
     done: list[int] = []
-    found = await ask.many(
-        "digits", ({"image": row} for row in pixels), in_flight=24, ordered=ordered, on_progress=done.append
+    found = await ask.all(
+        "infer_many",
+        "digits",
+        ({"image": row} for row in pixels),
+        in_flight=24,
+        ordered=ordered,
+        on_progress=done.append,
     )
     positions = [outcome.position for outcome in found]
     assert (positions == sorted(positions)) or not ordered
     assert sorted(positions) == list(range(ROWS))
     assert done == list(range(1, ROWS + 1))
+    expected = (await ask("infer", "digits", {"image": pixels[:, 0]})).output("probabilities")
     for outcome in found:
-        expected = (await ask("infer", "digits", {"image": pixels[outcome.position]})).output("probabilities")
-        np.testing.assert_allclose(outcome.result().output("probabilities"), expected, atol=1e-5)
+        (answered,) = outcome.result().output("probabilities")
+        np.testing.assert_allclose(answered, expected[outcome.position], atol=1e-5)
 
 
 async def test_one_failed_request_does_not_affect_others(ask: Asker, pixels: np.ndarray) -> None:
-    first, wrong, last = await ask.many("digits", [{"image": pixels[0]}, {"picture": pixels[1]}, {"image": pixels[2]}])
+    first, wrong, last = await ask.all(
+        "infer_many", "digits", [{"image": pixels[0]}, {"picture": pixels[1]}, {"image": pixels[2]}]
+    )
     assert isinstance(wrong.error, errors.InvalidTensorError)
     with pytest.raises(errors.InvalidTensorError, match="picture"):
         wrong.result()
     assert first.response is not None
     assert last.response is not None
-    assert await ask.many("digits", []) == []
+    assert await ask.all("infer_many", "digits", []) == []
 
 
 async def test_requests_are_read_only_as_needed(ask: Asker, pixels: np.ndarray) -> None:
@@ -104,7 +93,7 @@ async def test_requests_are_read_only_as_needed(ask: Asker, pixels: np.ndarray) 
         running.close()  # type: ignore[attr-defined]
     assert len(read) == 3
     with pytest.raises(ValueError, match="in_flight is 0"):
-        await ask.many("digits", requests(), in_flight=0)
+        await ask.all("infer_many", "digits", requests(), in_flight=0)
 
 
 def test_no_request_is_retried_once_the_outcomes_are_no_longer_taken(unused_tcp_port: int) -> None:
@@ -176,11 +165,9 @@ async def test_a_silent_server_is_waited_for_no_longer_than_asked(
 ) -> None:
     monkeypatch.setattr("firstline.client.calls._ANSWER_S", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        ask = Asker(kind, f"http://127.0.0.1:{silent.getsockname()[1]}")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(10), Asker(kind, f"http://127.0.0.1:{silent.getsockname()[1]}") as ask:
             with pytest.raises(errors.RemoteTimeoutError):
                 await ask(method, "an id", timeout_s=0.1)
-            await ask("close")
 
 
 async def test_jobs_are_submitted_fetched_and_forgotten(ask: Asker, pixels: np.ndarray) -> None:
