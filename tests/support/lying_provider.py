@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qsl, urlencode, urlsplit
@@ -29,7 +30,7 @@ class LyingProvider:
 
     def __init__(self) -> None:
         self.url = ""
-        self.key = self.new_key()
+        self.key = _first_key()
         self.metadata: dict[str, Any] = {}
         self.claims: dict[str, Any] = {}
         self.header: dict[str, Any] = {"alg": "RS256", "kid": "first"}
@@ -37,7 +38,8 @@ class LyingProvider:
         self.before: Callable[[], object] = lambda: None
         self._visits: list[Mapping[str, str]] = []
 
-    def new_key(self, kid: str = "first") -> RSAKey:
+    @staticmethod
+    def new_key(kid: str = "first") -> RSAKey:
         return RSAKey.generate_key(2048, {"kid": kid} if kid else {})
 
     def configuration(self) -> dict[str, Any]:
@@ -63,6 +65,12 @@ class LyingProvider:
         else:
             token = jwt.encode(self.header, signed, self.key, algorithms=[self.header["alg"]])
         return _replaced({"access_token": "x", "token_type": "Bearer", "id_token": token}, self.answer)
+
+
+@cache
+def _first_key() -> RSAKey:
+    """The key of each provider until a test replaces it: a new one takes longer than a sign-in."""
+    return LyingProvider.new_key()
 
 
 def _base64(document: object) -> str:
@@ -101,7 +109,7 @@ def lying_provider() -> Iterator[LyingProvider]:
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         provider.url = f"http://127.0.0.1:{server.server_port}"
-        threading.Thread(target=server.serve_forever).start()
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}).start()
         try:
             yield provider
         finally:
