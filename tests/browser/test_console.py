@@ -322,12 +322,6 @@ def test_a_viewer_sees_no_refused_button(browser: Browser, fleet: Fleet, gateway
     accounts.write_text(f'[[person]]\nname = "vera"\nrole = "viewer"\npassword = "{hash_password(PASSWORD)}"\n')
     accounts.chmod(0o600)
     rollout, (device, *_) = started(fleet, patience_s=3600)
-    hidden = {
-        f"/devices/{device}": ("Accept…", "Revoke…", "Decommission…"),
-        f"/rollouts/{rollout}": ("Pause…", "Abort…", "Rollback…"),
-        "/settings": ("Stop escalations…",),
-        "/devices": ("Tag", "Accept"),
-    }
     with watched(browser, [fleet.key, PASSWORD]) as context:
         with console(gateway.url, fleet.key, tmp_path / "log", "--accounts", str(accounts)) as url:
             page = context.new_page()
@@ -344,14 +338,18 @@ def test_a_viewer_sees_no_refused_button(browser: Browser, fleet: Fleet, gateway
             ]
             page.goto(f"{url}/devices/enrol")
             expect(page.get_by_text("your role does not enrol devices")).to_be_visible()
-            for path, labels in hidden.items():
-                page.goto(url + path)
-                expect(page.get_by_text("As of")).to_be_visible()
-                for label in labels:
-                    expect(page.get_by_role("button", name=label, exact=True)).to_have_count(0)
-            wait_until(lambda: page.evaluate(_GREEN) > 0)
             other = context.new_page()
-            other.goto(f"{url}/settings")
+            for tab, path, hidden in (
+                (page, "/devices", ("Tag", "Accept")),
+                (other, f"/devices/{device}", ("Accept…", "Revoke…", "Decommission…")),
+                (other, f"/rollouts/{rollout}", ("Pause…", "Abort…", "Rollback…")),
+                (other, "/settings", ("Stop escalations…",)),
+            ):
+                tab.goto(url + path)
+                expect(tab.get_by_text("As of")).to_be_visible()
+                for label in hidden:
+                    expect(tab.get_by_role("button", name=label, exact=True)).to_have_count(0)
+            wait_until(lambda: page.evaluate(_GREEN) > 0)
             other.get_by_role("button", name="Sign out").click()
             expect(other.get_by_label("Password")).to_be_visible()
             expect(page.get_by_role("alert")).to_contain_text("You are signed out")
