@@ -9,7 +9,6 @@ import sqlite3
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -17,14 +16,13 @@ from support.agent import DIGITS, edge_settings, serving_agent
 from support.broker import Broker
 from support.gateway import serving_gateway
 from support.images import noise
+from support.mqtt_device import hearing
 from support.silent_address import NAME, silent_ipv6
 from support.tls_site import tls_site
 from support.waiting import until
 
 from firstline_core.bundle.store import open_bundle
 from firstline_core.errors import CapacityError
-from firstline_core.protocol.mqtt import MqttClient
-from firstline_core.protocol.mqtt_messages import Message, MqttSettings
 from firstline_core.types import Tier
 from firstline_edge.app import EdgeAgent
 from firstline_edge.cli.doctor_device import outbox_findings
@@ -51,18 +49,11 @@ async def test_doctor_does_not_disconnect_the_agent(start_mosquitto: Callable[..
         "password_file": str(password),
     }
     settings = edge_settings(tmp_path / "state", links=[link])
-    watcher = MqttClient(
-        MqttSettings(broker.host, broker.port, client_id="watcher", username="_gateway", password="secret")
-    )
-    seen: list[tuple[str, Any]] = []
-
-    async def note(message: Message) -> None:
-        seen.append((message.topic.rpartition("/")[2], json.loads(message.payload)))
-
-    await watcher.subscribe("firstline/v1/+/state", note)
-    await watcher.subscribe("firstline/v1/+/telemetry", note)
-    await watcher.connect(5)
-    async with EdgeAgent(settings) as agent:
+    topics = ("firstline/v1/+/state", "firstline/v1/+/telemetry")
+    async with (
+        hearing(broker, *topics, username="_gateway", password="secret") as heard,
+        EdgeAgent(settings) as agent,
+    ):
         [mqtt] = agent.links.mqtt
         await asyncio.wait_for(mqtt.wait_connected(), 5)
         connection = mqtt._client._connection
@@ -71,10 +62,9 @@ async def test_doctor_does_not_disconnect_the_agent(start_mosquitto: Callable[..
         assert "ms (p50)" in finding.detail
         assert mqtt._client._connection is connection
         assert mqtt.connected
-        await until(lambda: any(topic == "telemetry" for topic, _ in seen))
-        states = {document["state"] for topic, document in seen if topic == "state"}
+        await until(lambda: any(message.topic.endswith("/telemetry") for message in heard))
+        states = {json.loads(message.payload)["state"] for message in heard if message.topic.endswith("/state")}
         assert states == {"online"}
-    await watcher.close()
     assert "kicked" not in broker.log_path.read_text()
 
 

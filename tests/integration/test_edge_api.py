@@ -15,14 +15,13 @@ from support.digits import predictions, scan
 from support.gateway import mqtt_link, serving_gateway
 from support.images import images
 from support.inference import digits_request, infer
+from support.mqtt_device import hearing
 from support.waiting import until
 
 from bench.support.bundles import model, write_manifest
 from bench.support.onnx_models import linear
 from firstline_core.errors import ConfigError
 from firstline_core.processing.steps import InputSpec
-from firstline_core.protocol.mqtt import MqttClient
-from firstline_core.protocol.mqtt_messages import Message, MqttSettings
 from firstline_core.tasks.classification import Classification
 from firstline_core.telemetry.decisions import find
 from firstline_core.types import InferResponse
@@ -254,21 +253,15 @@ async def test_file_inference_by_a_model_of_the_gateway_alone(
 async def test_a_correction_is_published_for_local_applications(
     tmp_path: Path, mosquitto: Broker, sure_and_unsure: tuple[bytes, bytes]
 ) -> None:
-    heard: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
-
-    async def hear(message: Message) -> None:
-        heard.set_result(message)
-
-    application = MqttClient(MqttSettings(mosquitto.host, mosquitto.port, client_id="application"))
-    await application.subscribe("firstline/v1/device-1/results", hear)
-    await application.connect(5)
-    async with serving_gateway(tmp_path, auth__mode="off") as (_, gateway_url):
+    async with (
+        hearing(mosquitto, "firstline/v1/device-1/results") as heard,
+        serving_gateway(tmp_path, auth__mode="off") as (_, gateway_url),
+    ):
         links = [{"kind": "http", "url": gateway_url}, mqtt_link(mosquitto)]
         async with EdgeAgent(edge_settings(tmp_path / "state", links=links)) as agent:
             first = await agent.data_plane.infer_file("digits", sure_and_unsure[1], wait="first")
-            async with asyncio.timeout(20):
-                message = await heard
-    await application.close()
+            await until(lambda: bool(heard))
+    (message,) = heard
     parameters = orjson.loads(message.payload)["parameters"]
     assert (parameters["request_id"], parameters["status"], parameters["tier"]) == (
         first.answer.request_id,

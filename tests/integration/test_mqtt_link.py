@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from support.broker import Broker
 from support.escalations import request, response
+from support.mqtt_device import hearing
 from support.proxy import ChaosProxy
 from support.waiting import until
 
@@ -110,17 +111,10 @@ async def test_the_broker_keeps_the_birth_message(mosquitto: Broker) -> None:
     link = MqttLink(settings(mosquitto, "cam-1"), TOPICS, birth=lambda: {"models": ["digits"]})
     await link.start()
     await link.probe(5)
-    heard: list[tuple[dict[str, object], bool]] = []
-
-    async def hear(message: Message) -> None:
-        heard.append((json.loads(message.payload), message.retain))
-
-    late = MqttClient(settings(mosquitto, "late"))
-    await late.subscribe(TOPICS.birth, hear)
-    await late.connect(5)
-    await until(lambda: bool(heard))
-    assert heard == [({"session_id": link.session_id, "models": ["digits"]}, True)]
-    await late.close()
+    async with hearing(mosquitto, TOPICS.birth) as late:
+        await until(lambda: bool(late))
+    (birth,) = late
+    assert birth.retain and json.loads(birth.payload) == {"session_id": link.session_id, "models": ["digits"]}
     await link.close()
 
 
@@ -267,53 +261,39 @@ async def test_lost_connection_requests_a_probe(mosquitto: Broker) -> None:
 
 
 async def test_birth_and_state_are_retained_and_share_the_session(mosquitto: Broker, link: MqttLink) -> None:
-    messages: dict[str, tuple[bool, dict[str, object]]] = {}
+    async with hearing(mosquitto, "firstline/v1/cam-1/+") as heard:
 
-    async def note(message: Message) -> None:
-        messages[message.topic] = (message.retain, json.loads(message.payload))
+        def latest() -> dict[str, tuple[bool, dict[str, object]]]:
+            return {message.topic: (message.retain, json.loads(message.payload)) for message in heard}
 
-    watcher = MqttClient(settings(mosquitto, "watcher"))
-    await watcher.subscribe("firstline/v1/cam-1/+", note)
-    await watcher.connect(5)
-    await until(lambda: {TOPICS.birth, TOPICS.state} <= messages.keys())
-    retained, birth = messages[TOPICS.birth]
-    assert retained
-    assert birth["models"] == ["digits"]
-    assert messages[TOPICS.state] == (True, {"state": "online", "session_id": birth["session_id"]})
+        await until(lambda: {TOPICS.birth, TOPICS.state} <= latest().keys())
+        retained, birth = latest()[TOPICS.birth]
+        assert retained
+        assert birth["models"] == ["digits"]
+        assert latest()[TOPICS.state] == (True, {"state": "online", "session_id": birth["session_id"]})
 
-    connection = link._client._connection
-    messages.clear()
-    connection._client.socket().shutdown(socket.SHUT_RDWR)  # vanishes: the will speaks, then it is back
-    await until(lambda: messages.get(TOPICS.state, (False, {}))[1].get("state") == "online")
+        connection = link._client._connection
+        heard.clear()
+        connection._client.socket().shutdown(socket.SHUT_RDWR)  # vanishes: the will speaks, then it is back
+        await until(lambda: latest().get(TOPICS.state, (False, {}))[1].get("state") == "online")
 
-    await link.close()
-    await until(lambda: messages[TOPICS.state][1]["state"] == "offline")
-    assert messages[TOPICS.state][1]["session_id"] == birth["session_id"]
-    await watcher.close()
+        await link.close()
+        await until(lambda: latest()[TOPICS.state][1]["state"] == "offline")
+        assert latest()[TOPICS.state][1]["session_id"] == birth["session_id"]
 
 
 async def test_corrections_are_published_and_not_retained(mosquitto: Broker, link: MqttLink) -> None:
-    got: list[Message] = []
-    application = MqttClient(settings(mosquitto, "application"))
-
-    async def note(message: Message) -> None:
-        got.append(message)
-
-    await application.subscribe(TOPICS.results, note)
-    await application.connect(5)
     corrected = response(request(2))
-    await link.publish_correction(corrected)
     nan = InferResponse("digits", "1", (Tensor("x", np.array([np.nan], np.float32)),), answer=corrected.answer)
-    await link.publish_correction(nan)
-    await until(lambda: len(got) == 2)
+    async with hearing(mosquitto, TOPICS.results) as got:
+        await link.publish_correction(corrected)
+        await link.publish_correction(nan)
+        await until(lambda: len(got) == 2)
     assert mqtt_messages.read_response(got[0]).answer == corrected.answer
     assert json.loads(got[0].payload)["outputs"][0]["name"] == "probabilities"
     assert np.isnan(mqtt_messages.read_response(got[1]).output("x")).all()
     assert not got[0].retain
-    await application.close()
-    late = MqttClient(settings(mosquitto, "late"))
-    await late.subscribe(TOPICS.results, note)
-    await late.connect(5)
-    await late.publish(mqtt_messages.response_publication(request(), corrected, topic=TOPICS.results))
-    await until(lambda: len(got) == 3)  # its own alone: nothing was kept
-    await late.close()
+    async with hearing(mosquitto, TOPICS.results) as late:
+        await link.publish_correction(nan)
+        await until(lambda: bool(late))
+    assert len(late) == 1  # the new one alone: nothing was kept

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import random
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
@@ -12,12 +12,11 @@ from support.agent import edge_settings
 from support.broker import Broker, free_port
 from support.escalations import request, response
 from support.gateway import mqtt_link
+from support.mqtt_device import hearing
 from support.waiting import until
 
 from firstline_core.clock import SYSTEM_CLOCK
 from firstline_core.protocol import mqtt_messages
-from firstline_core.protocol.mqtt import MqttClient
-from firstline_core.protocol.mqtt_messages import Message, MqttSettings
 from firstline_core.types import Status
 from firstline_edge.app import EdgeAgent
 from firstline_edge.cloud.links import open_links
@@ -47,19 +46,12 @@ class House:
         self.broker = broker
         self.path = tmp_path / "outbox" / "outbox.db"
         self.settings = edge_settings(tmp_path / "state", links=[mqtt_link(broker)])
-        self.heard: list[str] = []
 
     @contextlib.asynccontextmanager
-    async def listening(self) -> AsyncIterator[None]:
-        async def note(message: Message) -> None:
-            answer = mqtt_messages.read_response(message).answer
-            self.heard.append(answer.request_id)
-
-        application = MqttClient(MqttSettings(self.broker.host, self.broker.port, client_id="app", reconnect_max_s=0.2))
-        await application.subscribe(RESULTS, note)
-        await application.connect(5)
-        yield
-        await application.close()
+    async def listening(self) -> AsyncIterator[Callable[[], list[str]]]:
+        """Yields a function that returns the ids of the corrections heard."""
+        async with hearing(self.broker, RESULTS) as heard:
+            yield lambda: [mqtt_messages.read_response(message).answer.request_id for message in heard]
 
     @contextlib.asynccontextmanager
     async def announcing(self) -> AsyncIterator[Outbox]:
@@ -92,19 +84,19 @@ def house(mosquitto: Broker, tmp_path: Path) -> House:
 async def test_correction_is_announced_after_broker_outages(house: House) -> None:
     process = house.broker._process
     async with house.announcing() as outbox:
-        async with house.listening():
+        async with house.listening() as heard:
             process.send_signal(signal.SIGSTOP)
             while_hung = await corrected(outbox)
             await asyncio.sleep(0.5)  # longer than an announcement may take
-            assert house.heard == []
+            assert heard() == []
             process.send_signal(signal.SIGCONT)
-            await until(lambda: while_hung in house.heard)
+            await until(lambda: while_hung in heard())
         house.broker.kill()
         while_away = await corrected(outbox)
         house.broker.start()
-        async with house.listening():
+        async with house.listening() as heard:
             last = await corrected(outbox)
-            await until(lambda: {while_away, last} <= set(house.heard))
+            await until(lambda: {while_away, last} <= set(heard()))
 
 
 @pytest.mark.mosquitto
@@ -112,5 +104,5 @@ async def test_corrections_from_before_a_kill_are_announced_after_it(house: Hous
     outbox = Outbox(house.path, announcing=lambda: [Receiver.APPLICATIONS])
     before = await corrected(outbox)
     outbox.close()
-    async with house.listening(), house.announcing():
-        await until(lambda: house.heard == [before])
+    async with house.listening() as heard, house.announcing():
+        await until(lambda: heard() == [before])

@@ -15,11 +15,12 @@ from support.audits import certified_digits
 from support.broker import Broker
 from support.databases import sqlite_store
 from support.gateway import serving_gateway, wait_for_gauge
+from support.mqtt_device import hearing
 from support.raw_http import connected, next_reply
+from support.waiting import until
 
 from firstline_core.protocol import mqtt_messages
-from firstline_core.protocol.mqtt import MqttClient
-from firstline_core.protocol.mqtt_messages import Message, MqttSettings, Topics
+from firstline_core.protocol.mqtt_messages import Topics
 from firstline_core.types import Status
 from firstline_gateway.app import Gateway
 from firstline_gateway.identity.enrolment import next_version
@@ -61,18 +62,11 @@ async def test_recorded_http_requests_are_answered(tmp_path: Path) -> None:
 
 @pytest.mark.mosquitto
 async def test_recorded_mqtt_requests_are_answered(tmp_path: Path, mosquitto: Broker) -> None:
-    got: asyncio.Queue[Message] = asyncio.Queue()
-    async with gateway_in(tmp_path, mosquitto) as (gateway, _):
-        listener = MqttClient(MqttSettings(mosquitto.host, mosquitto.port, client_id="listener"))
-        await listener.subscribe(Topics("cam").response, got.put)
-        await listener.connect(10)
-
+    async with gateway_in(tmp_path, mosquitto) as (gateway, _), hearing(mosquitto, Topics("cam").response) as heard:
         await wait_for_gauge(gateway, "firstline_gateway_mqtt_connected")
         _, writer = await asyncio.open_connection(mosquitto.host, mosquitto.port)
         writer.write((RECORDED / "mqtt.bin").read_bytes())
-        async with asyncio.timeout(20):
-            answer = mqtt_messages.read_response(await got.get()).answer
-        assert answer.status is Status.FINAL
+        await until(lambda: bool(heard))
+        assert mqtt_messages.read_response(heard[0]).answer.status is Status.FINAL
         writer.close()
         await writer.wait_closed()
-        await listener.close()

@@ -1,6 +1,8 @@
-"""A device's side of the protocol over MQTT, by the core's own client."""
+"""A device's side of the protocol over MQTT, and an application that listens, by the core's own client."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Self
 
@@ -60,3 +62,23 @@ def device_at(broker: Broker, name: str, password: str = "") -> MqttDevice:
     username = name if password else ""
     settings = MqttSettings(broker.host, broker.port, client_id=name, username=username, password=password)
     return MqttDevice(name, settings)
+
+
+@asynccontextmanager
+async def hearing(broker: Broker, *topics: str, username: str = "", password: str = "") -> AsyncIterator[list[Message]]:
+    """Connects an application to a broker, and yields the messages of these topics that it has heard."""
+    heard: list[Message] = []
+
+    async def note(message: Message) -> None:
+        heard.append(message)
+
+    client = MqttClient(
+        MqttSettings(broker.host, broker.port, username=username, password=password, reconnect_max_s=0.2)
+    )
+    try:
+        for topic in topics:
+            await client.subscribe(topic, note)
+        await client.connect(10)
+        yield heard
+    finally:
+        await client.close()
