@@ -107,7 +107,7 @@ lock: .venv/uv.stamp ## lock the dependencies of pyproject.toml (UPGRADE=--upgra
 	$(LOCK) --output-file requirements/build.lock --constraint requirements/dev.lock --group build
 	$(LOCK) --output-file requirements/tflite.lock pyproject.toml --extra tflite --group test --group build
 	$(LOCK) --output-file requirements/clients.lock --group clients
-	$(LOCK) --output-file requirements/ray.lock --constraint requirements/dev.lock pyproject.toml --extra ray --extra postgres --group test --group build
+	$(LOCK) --output-file requirements/ray.lock --constraint requirements/dev.lock pyproject.toml --extra ray --extra workbench --extra postgres --group test --group build
 	$(LOCK) --output-file requirements/train.lock --constraint requirements/dev.lock pyproject.toml --extra train --group test --group build
 	$(LOCK) --output-file requirements/perf-analyzer.lock --group perf-analyzer
 	for folder in browser typescript; do npm --prefix requirements/$$folder install --silent --package-lock-only --ignore-scripts --omit-lockfile-registry-resolved; done

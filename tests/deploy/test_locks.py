@@ -23,7 +23,7 @@ LOCKED_EXTRA_AND_GROUPS: dict[str, tuple[str | None, list[str]]] = {
     "edge": ("edge", []),
     "gateway": ("gateway", []),
     "perf-analyzer": (None, ["perf-analyzer"]),
-    "ray": ("ray", ["test", "build"]),
+    "ray": ("ray,workbench", ["test", "build"]),  # the fixtures of its tests import both tiers
     "train": ("train", ["test", "build"]),
     "tflite": ("tflite", ["test", "build"]),
 }
@@ -61,7 +61,7 @@ def asked(lock: str) -> list[Requirement]:
     found = [requirement for group in groups for requirement in group_requirements(group)]
     if extra is not None:
         found += [Requirement(entry) for entry in PROJECT["project"]["dependencies"]]
-        found += extra_requirements(extra)
+        found += [requirement for name in extra.split(",") for requirement in extra_requirements(name)]
     return found
 
 

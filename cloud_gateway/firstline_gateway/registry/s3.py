@@ -25,6 +25,7 @@ _BLOBS = "blobs"
 _RETRY_S = 30.0
 _TRIES = 3
 _PATIENCE = timedelta(seconds=30)
+_RANGE_BYTES = 4 * PART_BYTES
 # Limits of a list, which a store may send without an end; also of its empty pages, which obstore skips.
 _LISTED_LIMIT = 250_000
 _LIST_S = 120.0
@@ -59,7 +60,7 @@ class S3Blobs:
                 retry_config={"max_retries": _TRIES, "retry_timeout": _PATIENCE},
             )
         except (BaseError, ValueError) as error:
-            raise ConfigError(f"registry.blobs {self._shown} cannot be used: {_first_line(error)}.") from error
+            raise ConfigError(f"registry.blobs {self._shown} cannot be used: {_cause(error)}.") from error
 
     async def put(self, sha256: str, parts: AsyncIterable[bytes]) -> None:
         """See `Blobs`: where `parts` raises, obstore aborts the upload, and the store never shows it."""
@@ -77,16 +78,19 @@ class S3Blobs:
 
     async def read(self, sha256: str, start: int, end: int) -> AsyncIterator[bytes]:
         """See `Blobs`."""
-        if start == end:
-            return
+        for first in range(start, end, _RANGE_BYTES):
+            yield await self._range(sha256, first, min(first + _RANGE_BYTES, end))
+
+    async def _range(self, sha256: str, start: int, end: int) -> bytes:
+        """Returns a part of a file. The store's time limit includes the body, and a device may read slowly."""
+        content = bytearray()
         with self._translated():
             found = await obstore.get_async(self._store, f"{_BLOBS}/{sha256}", options={"range": (start, end)})
-            left = end - start
             async for part in found.stream(min_chunk_size=PART_BYTES):
-                left -= len(part)
-                if left < 0:
+                content += part
+                if len(content) > end - start:
                     raise OSError("it sends more than was requested")
-                yield bytes(part)
+        return bytes(content)
 
     async def all(self) -> list[Blob]:
         """See `Blobs`."""
@@ -114,18 +118,19 @@ class S3Blobs:
     def _translated(self) -> Iterator[None]:
         try:
             yield
-        except FileNotFoundError as error:
-            raise NotFoundError(
-                f"There is no such file in {self._shown}.", public="There is no such file in the registry."
-            ) from error
         except (BaseError, OSError) as error:
+            if isinstance(error, FileNotFoundError) and "<Code>NoSuchBucket<" not in str(error):
+                raise NotFoundError(
+                    f"There is no such file in {self._shown}.", public="There is no such file in the registry."
+                ) from error
             raise StoreUnavailableError(
-                f"The registry's store {self._shown} refuses: {_first_line(error)}.",
+                f"The registry's store {self._shown} refuses: {_cause(error)}.",
                 retry_after_s=_RETRY_S,
                 public="The registry's store refuses; the gateway's log has the reason.",
             ) from error
 
 
-def _first_line(error: Exception) -> str:
-    """Returns the cause: obstore appends how often it tried, over many lines."""
-    return str(error).strip().partition("\n")[0].rstrip(". ") or type(error).__name__
+def _cause(error: Exception) -> str:
+    """Returns the cause with the store's own words, in one line: obstore appends how often it tried."""
+    text, *_ = str(error).partition("\n\nDebug source:")
+    return " ".join(text.split()).rstrip(". ") or type(error).__name__

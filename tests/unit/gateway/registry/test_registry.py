@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import os
+import re
 import subprocess
 import sys
 import time
@@ -16,6 +17,7 @@ from support.broker import free_port
 from support.databases import OpenStore
 from support.logs import captured_lines
 from support.streams import serving_streams
+from support.waiting import until
 from tuf.api.metadata import Snapshot, TargetFile, Targets, Timestamp
 
 from bench.support.signed_repository import START, SignedRepository
@@ -315,6 +317,63 @@ async def test_a_store_that_sends_more_than_requested_is_refused(monkeypatch: py
         blobs = S3Blobs(BUCKET, endpoint=f"http://127.0.0.1:{port}", region="us-east-1")
         with pytest.raises(errors.StoreUnavailableError, match="sends more than was requested"):
             [part async for part in blobs.read("0" * 64, 0, 10)]
+
+
+async def test_no_request_lasts_as_long_as_a_slow_reader(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store's client ends a request after 30 s, its body included."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+    content, open_requests = os.urandom(32_000_000), 0
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal open_requests
+        open_requests += 1
+        head = await reader.readuntil(b"\r\n\r\n")
+        first, last = map(int, re.findall(rb"bytes=(\d+)-(\d+)", head)[0])
+        dated = b'Last-Modified: Wed, 01 Jan 2025 00:00:00 GMT\r\nETag: "a"\r\nConnection: close\r\n'
+        sized = b"Content-Range: bytes %d-%d/%d\r\nContent-Length: %d\r\n" % (
+            *(first, last, len(content)),
+            last + 1 - first,
+        )
+        writer.write(b"HTTP/1.1 206 Partial Content\r\n" + dated + sized + b"\r\n" + content[first : last + 1])
+        await writer.drain()
+        open_requests -= 1
+        writer.close()
+
+    async with serving_streams(answer) as port:
+        blobs, found = S3Blobs(BUCKET, endpoint=f"http://127.0.0.1:{port}", region="us-east-1"), b""
+        async for part in blobs.read("0" * 64, 0, len(content)):
+            await until(lambda: not open_requests)  # the store has sent all that was requested
+            found += part
+        assert found == content
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "words"),
+    [
+        ("403 Forbidden", "RequestTimeTooSkewed", "The clocks differ"),
+        ("404 Not Found", "NoSuchBucket", "There is no bucket"),
+        ("507 Insufficient Storage", "XMinioStorageFull", "The disk is full"),
+    ],
+)
+async def test_the_stores_own_reason_is_said(
+    monkeypatch: pytest.MonkeyPatch, status: str, code: str, words: str
+) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+    page = f'<?xml version="1.0"?>\n<Error><Code>{code}</Code><Message>{words}</Message></Error>'.encode()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        head = f"HTTP/1.1 {status}\r\nConnection: close\r\nContent-Length: {len(page)}\r\n\r\n"
+        writer.write(head.encode() + page)
+        writer.close()
+
+    async with serving_streams(answer) as port:
+        blobs = S3Blobs(BUCKET, endpoint=f"http://127.0.0.1:{port}", region="us-east-1")
+        with pytest.raises(errors.StoreUnavailableError, match=f"{code}.*{words}") as caught:
+            await blobs.put("0" * 64, _parts(b"content"))
+    assert "Debug" not in caught.value.message and "\n" not in caught.value.message
 
 
 @pytest.mark.parametrize(
