@@ -56,7 +56,7 @@ def grpc_server(
         record(metrics, transport="grpc", model=model, principal=principal, seconds=seconds, error=error)
 
     def unread(context: Context) -> FirstlineError | None:
-        if overload.refuses(_client_key(identity, context), clock.monotonic_s()):
+        if overload.refuses(partial(_client_key, identity, context), clock.monotonic_s()):
             return overloaded()
         context.add_done_callback(lambda _: overload.ended())
         return None

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 from starlette.routing import Route, compile_path
@@ -80,7 +80,7 @@ class InferenceApp:
         started_s = self.clock.monotonic_s()
         request = Request(scope, receive)
         address = request.peer[0] if request.peer is not None else ""
-        client = client_key(self.identity, address, request.info.peer, request.headers)
+        client = partial(client_key, self.identity, address, request.info.peer, request.headers)
         if self.overload.refuses(client, started_s):
             await send_reply(error_reply(overloaded()), send)
             return
@@ -123,9 +123,9 @@ class InferenceApp:
                     self.metrics, transport="http", model=route.model, principal=principal, seconds=seconds, error=error
                 )
 
-    def _refusal(self, error: FirstlineError, client: int) -> Reply:
+    def _refusal(self, error: FirstlineError, client: Callable[[], int]) -> Reply:
         if isinstance(error, QueueFullError):
-            self.overload.queue_full(client, self.clock.monotonic_s())
+            self.overload.queue_full(client(), self.clock.monotonic_s())
         reply = error_reply(error)
         if not self.plane.ready():
             reply.headers["Connection"] = "close"

@@ -61,7 +61,8 @@ class OverloadGuard:
       behind as its thread worked: a process that is stopped, or waits for a processor, is not overloaded.
 
     Clients are distinguished by their credentials, see `client_key`; all without any are one client. So no client can
-    cause the refusal of another one. Belongs to one event loop.
+    cause the refusal of another one. While the event loop is not behind and no client was refused often, there is no
+    need to distinguish them. Belongs to one event loop.
 
     Args:
         queue_wait_s: returns how long a request would wait for its turn now.
@@ -118,19 +119,27 @@ class OverloadGuard:
         if self._queue_full[client] > self._READ_PER_S:
             self._held_until_s[client] = now_s + min(self._LONGEST_HOLD_S, self._queue_wait_s() / 4)
 
-    def refuses(self, client: int, now_s: float) -> bool:
-        """Counts a request of a client, and returns whether to refuse it unread; otherwise call `ended` at its end."""
+    def refuses(self, client: Callable[[], int], now_s: float) -> bool:
+        """Returns whether to refuse a request unread, and counts it; otherwise call `ended` at its end.
+
+        Args:
+            client: returns the client's `client_key`; called only if it may matter.
+            now_s: monotonic time.
+        """
+        if (self.is_behind or self._held_until_s) and self._refuses_client(client(), now_s):
+            self._on_refused()
+            return True
+        self.in_progress += 1
+        return False
+
+    def _refuses_client(self, client: int, now_s: float) -> bool:
         if now_s - self._period_start_s > self._PERIOD_S:
             self._begin_period(now_s)
         self._sent[client] += 1
         self._sent_in_all += 1
         is_held = self._held_until_s.get(client, now_s) > now_s
         is_overloaded = self.in_progress >= self._READ_TOGETHER and self.is_behind
-        if is_held or (is_overloaded and self._sends_often(client)):
-            self._on_refused()
-            return True
-        self.in_progress += 1
-        return False
+        return is_held or (is_overloaded and self._sends_often(client))
 
     def ended(self) -> None:
         """Notes the end of a request that was not refused unread."""

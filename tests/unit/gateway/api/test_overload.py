@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -34,12 +35,12 @@ def test_impatient_client_is_refused_for_a_quarter_wait() -> None:
     guard = overload.guard
     for _ in range(20):
         guard.queue_full(1, 10.0)
-        assert not guard.refuses(1, 10.0)
+        assert not guard.refuses(lambda: 1, 10.0)
     guard.queue_full(1, 10.0)
-    assert guard.refuses(1, 10.0)
-    assert guard.refuses(1, 10.049)
-    assert not guard.refuses(2, 10.0)  # another client
-    assert not guard.refuses(1, 10.051)
+    assert guard.refuses(lambda: 1, 10.0)
+    assert guard.refuses(lambda: 1, 10.049)
+    assert not guard.refuses(lambda: 2, 10.0)  # another client
+    assert not guard.refuses(lambda: 1, 10.051)
     assert overload.refused == 2
 
 
@@ -47,7 +48,21 @@ def test_a_client_that_is_seldom_refused_is_always_read() -> None:
     guard = Overload().guard
     for second in range(100):
         guard.queue_full(1, 10.0 + second / 10)
-        assert not guard.refuses(1, 10.0 + second / 10)
+        assert not guard.refuses(lambda: 1, 10.0 + second / 10)
+
+
+def test_clients_are_told_apart_only_while_one_may_be_refused() -> None:
+    overload, asked = Overload(), list[float]()
+
+    def client() -> int:
+        asked.append(overload.guard.in_progress)
+        return 1
+
+    assert not overload.guard.refuses(client, 10.0)
+    assert not asked
+    overload.late(0.2)
+    assert not overload.guard.refuses(client, 10.1)
+    assert asked == [1]
 
 
 def test_a_late_event_loop_refuses_the_busiest_clients() -> None:
@@ -55,31 +70,31 @@ def test_a_late_event_loop_refuses_the_busiest_clients() -> None:
     guard = overload.guard
     overload.late(0.2)
     for _ in range(30):
-        guard.refuses(1, 10.0)
+        guard.refuses(lambda: 1, 10.0)
     assert overload.refused == 10  # alone, it is the busiest
-    assert not guard.refuses(2, 10.0)
-    assert guard.refuses(1, 10.0)
+    assert not guard.refuses(lambda: 2, 10.0)
+    assert guard.refuses(lambda: 1, 10.0)
     overload.late(0.0)
-    assert not guard.refuses(1, 11.5)
+    assert not guard.refuses(lambda: 1, 11.5)
 
 
 def test_late_event_loop_with_few_requests_refuses_no_client() -> None:
     overload = Overload()
     overload.late(0.2)
     for _ in range(19):
-        assert not overload.guard.refuses(2, 10.0)
+        assert not overload.guard.refuses(lambda: 2, 10.0)
     for _ in range(1000):
-        assert not overload.guard.refuses(1, 10.0)
+        assert not overload.guard.refuses(lambda: 1, 10.0)
         overload.guard.ended()
-    assert not overload.guard.refuses(1, 10.0)
-    assert overload.guard.refuses(1, 10.0)
+    assert not overload.guard.refuses(lambda: 1, 10.0)
+    assert overload.guard.refuses(lambda: 1, 10.0)
 
 
 def test_a_late_event_loop_with_few_requests_refuses_no_client() -> None:
     overload = Overload()
     overload.late(0.2)
     for second in range(10):
-        assert not any(overload.guard.refuses(1, 10.0 + second * 1.1) for _ in range(20))
+        assert not any(overload.guard.refuses(lambda: 1, 10.0 + second * 1.1) for _ in range(20))
 
 
 @pytest.mark.parametrize(("spend", "is_behind"), [(work_for, True), (time.sleep, False)])
@@ -123,5 +138,5 @@ async def test_a_client_with_changing_keys_is_one_client(proxied: IdentityServic
     guard = Overload().guard
     guard._lags_s = (0.2, 0.2)
     for number in range(1000):
-        guard.refuses(client(f"Bearer {number}"), 10.0)
-    assert not guard.refuses(client(f"Bearer {shop}"), 10.0)
+        guard.refuses(partial(client, f"Bearer {number}"), 10.0)
+    assert not guard.refuses(partial(client, f"Bearer {shop}"), 10.0)
