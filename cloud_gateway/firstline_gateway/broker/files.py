@@ -110,12 +110,9 @@ class BrokerFolder:
         return self._put(config.REVOCATIONS, revocation_lists(authorities, dated, before, now_s))
 
     def _certificate(self, authorities: Authorities, now_s: float) -> bool:
-        hosts = self.settings.broker.hosts
-        if not hosts:
-            raise ConfigError("broker.hosts is empty; name the broker as devices and gateways reach it.")
         if self._has_certificate(authorities, now_s):
             return False
-        certificate, key = ca.issue_server(authorities.active, hosts, now_s)
+        certificate, key = ca.issue_server(authorities.active, self.settings.broker.hosts, now_s)
         self._put(config.KEY, ca.key_pem(key).decode(), private=True)
         return self._put(config.CERTIFICATE, ca.pem_of(certificate) + authorities.active.pem)
 

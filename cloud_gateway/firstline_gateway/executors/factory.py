@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from typing import assert_never
 
 import msgspec
 
 from firstline_core.errors import FirstlineError
-from firstline_core.hardware.kernel_files import Tree
-from firstline_core.hardware.survey import fingerprint
 from firstline_core.runtime.select import RuntimeOptions, check_options
 from firstline_core.storage.setting_places import quoted
 from firstline_core.telemetry.logs import logger
@@ -22,7 +20,7 @@ from firstline_gateway.executors.dispatch.member import Member, OpensMember
 from firstline_gateway.executors.local import LocalExecutor
 from firstline_gateway.executors.oip.dialects import FirstlineModel, RemoteModel, V2Model
 from firstline_gateway.executors.oip.server import ServerGroup, open_servers
-from firstline_gateway.executors.profiles import batch_seconds, profiles_near, read
+from firstline_gateway.executors.profiles import batch_seconds, read
 from firstline_gateway.executors.ray.deployment import deployment_of
 from firstline_gateway.executors.ray.executor import RayExecutor
 from firstline_gateway.models.folder import load_full
@@ -60,11 +58,6 @@ def open_executors(settings: Settings, repository: Repository, options: RuntimeO
     return Dispatcher(members, is_named=bool(settings.executors))
 
 
-@cache
-def _fingerprint() -> str:
-    return fingerprint(Tree())
-
-
 def _open(
     settings: Settings,
     name: str,
@@ -89,10 +82,7 @@ def _open(
         return name in settings.models.executors_of.get(model, (name,))
 
     def profiled(served: ServedModel) -> dict[int, float]:
-        # Profiles near a bundle describe this machine; other machines have only those that the settings name.
-        is_here = name and found.engine == "local"
-        near = profiles_near(served.path, served.manifest.name, _fingerprint) if is_here else []
-        return batch_seconds([*near, *profiles], served.full, provider)
+        return batch_seconds(profiles, served.full, provider)
 
     profiles = read(found.profiles)
     provider = (found.providers or settings.execution.providers)[0] if found.engine == "local" else ""

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 from firstline_core.bundle.manifest import Model
 from firstline_core.errors import ConfigError, ProtocolError
 from firstline_core.profile import profile
-from firstline_core.profile.files import bundled_profiles, profile_of_machine
 from firstline_core.storage.files import naming, read_limited
-from firstline_core.telemetry.logs import logger
-
-log = logger(__name__)
 
 
 def read(files: tuple[str, ...]) -> list[profile.Profile]:
@@ -30,23 +25,6 @@ def read(files: tuple[str, ...]) -> list[profile.Profile]:
         except ProtocolError as error:
             raise ConfigError(error.message) from error
     return found
-
-
-def profiles_near(bundle: Path, name: str, fingerprint: Callable[[], str]) -> list[profile.Profile]:
-    """Returns the profile of this machine in or next to a bundle's folder; logs and skips unreadable ones.
-
-    Args:
-        bundle: its folder.
-        name: of the bundle.
-        fingerprint: returns that of this machine, `Catalogue.fingerprint`; called only if there is a profile.
-    """
-    files = list(bundled_profiles(bundle, name))
-    if not files:
-        return []
-    found, damaged = profile_of_machine(files, fingerprint())
-    for file, fault in damaged.items():
-        log.warning("profile left out", path=str(file), error=fault)
-    return [found] if found is not None else []
 
 
 def batch_seconds(profiles: list[profile.Profile], model: Model, provider: str) -> dict[int, float]:

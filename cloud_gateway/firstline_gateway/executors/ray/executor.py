@@ -62,7 +62,7 @@ class RayExecutor:
     cluster: Cluster
     in_flight: int
     timeout_s: float
-    make: Callable[[ServedModel], Deployment] | None = None
+    make: Callable[[ServedModel], Deployment]
     clock: Clock = SYSTEM_CLOCK
 
     def __post_init__(self) -> None:
@@ -146,7 +146,6 @@ class RayExecutor:
 
     async def put(self, served: ServedModel) -> None:
         """See `Executor.put`; returns once a replica is up, or takes its time."""
-        assert self.make is not None  # noqa: S101 (only tests give none, and put nothing in)
         self.models[served.key] = self.make(served)
         until_s = self.clock.monotonic_s() + _PUT_S
         while self.problem_with(served.key) and self.clock.monotonic_s() < until_s:

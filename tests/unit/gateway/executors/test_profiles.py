@@ -15,7 +15,7 @@ from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.types import ModelKey
 from firstline_gateway.executors.dispatch.member import BatchAttempt, Forecast, Member
 from firstline_gateway.executors.factory import open_executors
-from firstline_gateway.executors.profiles import batch_seconds, profiles_near, read
+from firstline_gateway.executors.profiles import batch_seconds, read
 from firstline_gateway.models.repository import Repository, ServedModel
 from firstline_gateway.settings.settings import ExecutorOf, Settings
 
@@ -121,18 +121,6 @@ def test_a_slow_moment_is_the_pace_and_no_other_size() -> None:
                 observe(forecast, rows, slowness * usual_s, now_s)
         assert forecast.seconds(8) == pytest.approx(slowness * 0.04, rel=0.15)
     assert forecast.pace == pytest.approx(1.0, abs=0.2)
-
-
-def test_only_profiles_of_this_machine_are_used(tmp_path: Path) -> None:
-    (tmp_path / "profiles").mkdir()
-    mine = profile(point(1, 0.01, 50, Absent("no")))
-    (tmp_path / "profiles" / "m@board.json").write_bytes(encode(mine))
-    (tmp_path / "profiles" / "m@other.json").write_bytes(encode(msgspec.structs.replace(mine, fingerprint="e" * 64)))
-    (tmp_path / "profiles" / "m@torn.json").write_bytes(encode(mine)[:100])
-    for bundle in (tmp_path, tmp_path / "bundle"):  # in the bundle, and next to it
-        assert profiles_near(bundle, "m", lambda: "f" * 64) == [mine]
-        assert profiles_near(bundle, "m", lambda: "d" * 64) == []
-    assert profiles_near(tmp_path, "n", lambda: pytest.fail("the machine is not needed")) == []
 
 
 def test_a_first_batch_behind_another_is_not_instant() -> None:

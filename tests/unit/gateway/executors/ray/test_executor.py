@@ -93,7 +93,8 @@ class Site:
     def __init__(self) -> None:
         self.clock = SimulatedClock()
         self.cluster = FakeCluster(self.clock)
-        self.executor = RayExecutor({M: WANTED}, self.cluster, in_flight=2, timeout_s=30.0, clock=self.clock)
+        make = partial(deployment_of, settings=Settings())
+        self.executor = RayExecutor({M: WANTED}, self.cluster, in_flight=2, timeout_s=30.0, make=make, clock=self.clock)
 
     async def until(self, awaited: Awaitable[T], step_s: float = 0.005) -> T:
         return await result_of(awaited, self.clock, step_s)
@@ -208,14 +209,6 @@ async def test_batches_do_not_wait_for_replicas_that_are_gone(site: Site) -> Non
 async def test_later_model_is_deployed_before_it_is_ready(site: Site) -> None:
     other = ModelKey("other", 1)
     served = replace(SERVED, key=other, path=WHERE.parent / "other")
-    site.executor = RayExecutor(
-        {M: WANTED},
-        site.cluster,
-        in_flight=2,
-        timeout_s=30.0,
-        make=partial(deployment_of, settings=Settings()),
-        clock=site.clock,
-    )
     await site.up()
     await site.until(site.executor.put(served), step_s=0.1)
     assert site.executor.problem_with(other) == ""
