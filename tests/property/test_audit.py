@@ -12,7 +12,6 @@ from firstline_core.routing.audit import AuditState, alarm, begin, check, e_valu
 
 SHARES = st.floats(0.001, 0.999)
 LOSSES = st.sampled_from([0.0, 1.0]) | st.floats(0, 1)
-PROPENSITIES = st.floats(1e-4, 1)
 AUDITS = st.lists(LOSSES, max_size=60)
 
 
@@ -29,32 +28,10 @@ def test_peak_is_at_least_the_e_value(state: AuditState) -> None:
     assert all(money >= 0 for money in state.wealth)
 
 
-@given(STATES, st.floats(0, 1))
-def test_e_value_does_not_grow_below_epsilon(state: AuditState, part: float) -> None:
-    risk = part * state.epsilon
-    wrong, right = (e_value(update(state, loss)) for loss in (1, 0))
-    assert risk * wrong + (1 - risk) * right <= e_value(state) * (1 + 1e-12)
-
-
 @given(STATES)
 def test_e_value_is_a_martingale_at_epsilon(state: AuditState) -> None:
     wrong, right = (e_value(update(state, loss)) for loss in (1, 0))
     assert state.epsilon * wrong + (1 - state.epsilon) * right == pytest.approx(e_value(state), rel=1e-12)
-
-
-@given(STATES, st.floats(0, 1), st.floats(0, 1), PROPENSITIES)
-def test_e_value_does_not_grow_over_draw(state: AuditState, hard_share: float, tilt: float, propensity: float) -> None:
-    """Every outcome of one edge answer: easy or hard, audited or not, wrong or not."""
-    epsilon = state.epsilon
-    hard_risk = min(1.0, tilt * epsilon / hard_share) if hard_share else 0.0
-    easy_risk = (epsilon - hard_share * hard_risk) / (1 - hard_share) if hard_share < 1 else 0.0
-    easy_risk = min(1.0, max(0.0, easy_risk))
-    wrong, right = (e_value(update(state, loss)) for loss in (1, 0))
-    expected = 0.0
-    for share, risk in ((1 - hard_share, easy_risk), (hard_share, hard_risk)):
-        # An audit also starts some of the money that waits, which wins nothing by itself.
-        expected += share * (propensity * (risk * wrong + (1 - risk) * right) + (1 - propensity) * e_value(state))
-    assert expected <= e_value(state) * (1 + 1e-9)
 
 
 @given(STATES, st.lists(st.tuples(LOSSES, LOSSES), max_size=30))

@@ -8,17 +8,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
-import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.edge import Scene, answer_of, request
+from support.edge import Scene, answer_of
 
 from firstline_core.clock import SimulatedClock
-from firstline_core.routing import audit
 from firstline_core.routing.tightening import tightened
-from firstline_core.types import ContractNotice, Privacy, Reason, Route, Wait
-from firstline_edge.audits import records
-from firstline_edge.audits.records import CertificateRecord, CertificateState, EventRecord, record_key
+from firstline_core.types import ContractNotice, Reason
 from firstline_edge.audits.samples import Sample
 from firstline_edge.settings.settings import AuditSection
 
@@ -115,52 +111,3 @@ def test_tightening_keeps_promise(found: list[tuple[float, int, float]], epsilon
     stricter = tightened(scores, losses, propensities, epsilon, threshold)
     assert stricter > threshold
     assert stricter == math.inf or stricter in scores
-
-
-@given(
-    st.sampled_from(("edge_digest", "full_digest", "score_digest")),
-    st.text("0123456789abcdef", min_size=64, max_size=64),
-)
-def test_a_changed_digest_always_voids(field: str, digest: str) -> None:
-    with tempfile.TemporaryDirectory() as name, scene_in(Path(name), "tighten") as scene:
-        assert scene.held.edge.certificate is not None
-        certificate = scene.held.edge.certificate
-        other = msgspec.structs.replace(certificate, **{field: digest})
-        same = getattr(certificate, field) == digest
-        assert (record_key("m", "3", certificate) == record_key("m", "3", other)) == same
-
-
-@given(st.lists(st.integers(0, 1), max_size=50), st.booleans(), SCORES)
-def test_record_is_stored_and_read_back(losses: list[int], alarmed: bool, threshold: float) -> None:
-    test = audit.begin(0.05)
-    for loss in losses:
-        test = audit.update(test, loss)
-    state = CertificateState("broken_in_fleet" if alarmed else "valid", tightened=threshold)
-    record = CertificateRecord(model="m", version="3", events={"": EventRecord(test)}, state=state, drawn=5, agreed=5)
-    with tempfile.TemporaryDirectory() as name:
-        path = Path(name) / "certificates.json"
-        records.RecordFile(path).write(records.encode({"k": record}))
-        assert records.read(path) == {"k": record}
-
-
-WISHES = st.fixed_dictionaries(
-    {}, optional={"route": st.sampled_from((Route.AUTO, Route.EDGE)), "wait": st.sampled_from(Wait)}
-)
-
-
-@given(st.lists(st.tuples(SCORES, WISHES), min_size=1, max_size=5))
-@settings(max_examples=30, deadline=None)
-def test_a_local_only_input_is_never_audited(asked: list[tuple[float, dict[str, Route | Wait]]]) -> None:
-    async def ask() -> None:
-        with tempfile.TemporaryDirectory() as name:
-            everything = AuditSection(per_hour=1e9, bytes_per_hour=1e12, max_share=1.0, spacing_s=0.0)
-            scene = Scene(clock=SimulatedClock(), certified=CERTIFIED, folder=Path(name), audit=everything)
-            scene.clock._now_s += 600
-            for value, wishes in asked:
-                await scene.answer(request(value, privacy=Privacy.LOCAL_ONLY, **wishes))
-            assert scene.monitored.record.drawn == 0
-            assert scene.cloud.requests == []
-            scene.samples.close()
-            await scene.close()
-
-    asyncio.run(ask())

@@ -3,7 +3,6 @@
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
@@ -49,29 +48,6 @@ def test_scores_are_independent_of_label_order(probabilities: Any, temperature: 
     random.shuffle(columns)
     moved = score(kind, probabilities[:, columns], temperature=temperature)
     np.testing.assert_allclose(moved, score(kind, probabilities, temperature=temperature), rtol=1e-5, atol=2e-6)
-
-
-@given(st.integers(2, 10), st.lists(st.floats(0, 1), min_size=2, max_size=8), st.sampled_from(KINDS), TEMPERATURES)
-def test_score_grows_with_the_top_probability(classes: int, masses: list[float], kind: Any, temperature: float) -> None:
-    """From the uniform row (0) to a certain one (1), along a straight line."""
-    certain = np.eye(1, classes)
-    uniform = np.full((1, classes), 1 / classes)
-    rows = np.concatenate([mass * certain + (1 - mass) * uniform for mass in sorted(masses)]).astype(np.float32)
-    assert (np.diff(score(kind, rows, temperature=temperature)) >= -1e-6).all()
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@given(PROBABILITIES, TEMPERATURES)
-def test_tie_has_a_margin_of_zero(kind: Any, probabilities: Any, temperature: float) -> None:
-    best = probabilities.argmax(axis=1)
-    second = (best + 1) % probabilities.shape[1]
-    rows = np.arange(len(best))
-    probabilities[rows, second] = probabilities[rows, best]
-    found = score(kind, probabilities, temperature=temperature)
-    if kind == "margin":
-        assert (found == 0).all()
-    assert (found <= 1 - np.log(2) / np.log(probabilities.shape[1]) + 1e-5).all() or kind != "entropy"
-    assert (found <= 0.5 + 1e-6).all() or kind == "entropy"
 
 
 EVIDENCE = st.fixed_dictionaries(

@@ -24,12 +24,6 @@ def _after(losses: list[float], epsilon: float = 0.05, *, start: AuditState | No
     return reduce(update, losses, start or begin(epsilon))
 
 
-def test_the_e_value_starts_at_one() -> None:
-    state = begin(0.05)
-    assert e_value(state) == state.peak == 1
-    assert not alarm(state, 0.999)
-
-
 def test_the_recursion_equals_the_mixture_over_starts() -> None:
     random = np.random.default_rng(4)
     losses = [float(loss) for loss in random.random(60).round(3)]

@@ -17,7 +17,7 @@ from firstline_core.errors import LinkDownError
 from firstline_core.routing import audit, policy
 from firstline_core.routing.certificate import Histogram
 from firstline_core.tasks.classification import Classification
-from firstline_core.types import PROBABILITIES, ContractNotice, Privacy, Reason, Route, Tier
+from firstline_core.types import PROBABILITIES, ContractNotice, Privacy, Reason, Route, Tier, Wait
 from firstline_edge.audits.auditor import AuditPropensity
 from firstline_edge.audits.records import CertificateState
 from firstline_edge.audits.samples import read
@@ -92,7 +92,13 @@ async def test_only_accepted_rows_of_a_batch_are_audited_one_by_one(scene: Scene
     assert [each.record["row"] for each in scene.ended_audits] == [0, 2]
 
 
-@pytest.mark.parametrize("wish", [{"privacy": Privacy.LOCAL_ONLY}, {"route": Route.EDGE}])
+PRIVATE = {"privacy": Privacy.LOCAL_ONLY}
+
+
+@pytest.mark.parametrize(
+    "wish",
+    [{"route": Route.EDGE}, PRIVATE, PRIVATE | {"route": Route.EDGE}, PRIVATE | {"wait": Wait.FIRST}],
+)
 async def test_private_answers_are_never_audited_or_counted(scene: Scene, wish: dict[str, Any]) -> None:
     for _ in range(5):
         await scene.infer(SURE, **wish)

@@ -521,8 +521,10 @@ def test_only_the_latest_records_are_kept() -> None:
 
 def test_another_promise_makes_another_key(make_scene: MakeScene) -> None:
     certificate = make_scene().monitored.certificate
-    others = [msgspec.structs.replace(certificate, **{name: 0.81}) for name in ("threshold", "audit_epsilon")]
-    assert len({records.record_key("m", "3", each) for each in (certificate, *others)}) == 3
+    changes = [{name: 0.81} for name in ("threshold", "audit_epsilon")]
+    changes += [{name: "0" * 64} for name in ("edge_digest", "full_digest", "score_digest")]
+    others = [msgspec.structs.replace(certificate, **change) for change in changes]
+    assert len({records.record_key("m", "3", each) for each in (certificate, *others)}) == 6
 
 
 def test_damage_to_the_records_is_found_wherever_it_is(tmp_path: Path) -> None:
