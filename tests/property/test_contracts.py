@@ -48,9 +48,7 @@ def states(monitor: ContractMonitor) -> dict[float, audit.AuditState]:
 
 @settings(max_examples=25, deadline=None)
 @given(st.lists(audits | st.none(), max_size=40))
-def test_audits_count_once_over_restarts(
-    repository: Repository, steps: list[tuple[str, str, int, float, float] | None]
-) -> None:
+def test_no_audit_counts_twice(repository: Repository, steps: list[tuple[str, str, int, float, float] | None]) -> None:
     (served,) = repository
     three = {PROBABILITIES: np.eye(10, dtype=np.float32)[[3]]}
     clock = SimulatedClock()

@@ -201,9 +201,7 @@ async def test_body_query_and_headers_make_a_request() -> None:
 
 
 @pytest.mark.parametrize(("zeros", "aside"), [(1, False), (200_000, True)])
-async def test_long_decoding_leaves_the_event_loop_to_others(
-    zeros: int, aside: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_long_decoding_leaves_event_loop_free(zeros: int, aside: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     threads: list[int] = []
 
     def parse_json(*args: Any) -> Any:

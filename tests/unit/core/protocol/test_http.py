@@ -190,7 +190,7 @@ LARGE_BINARY = encode_request(InferRequest("double", (Tensor("x", np.ones((1, 20
     ],
     ids=["small", "large", "compressed", "large and compressed", "binary"],
 )
-async def test_long_decoding_leaves_the_event_loop_to_others(
+async def test_long_decoding_leaves_event_loop_free(
     headers: dict[str, str], body: bytes, aside: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loop_thread, found = threading.get_ident(), list[str]()

@@ -280,9 +280,7 @@ async def test_http_1_0_gets_one_answer_and_no_100_continue() -> None:
     ],
 )
 @pytest.mark.parametrize("before", [(), ("Connection: Upgrade", "Upgrade: h2c")], ids=["plain", "upgrade"])
-async def test_ambiguous_heads_are_refused_after_the_answers_before_them(
-    before: tuple[str, ...], head: str, status: int, reason: bytes
-) -> None:
+async def test_ambiguous_heads_wait_for_answers(before: tuple[str, ...], head: str, status: int, reason: bytes) -> None:
     async with served(echo) as (_, port), connected(port) as (reader, writer):
         writer.write(asking(b"xy", *before) + head.encode() + b"\r\n")
         assert await answered(reader) == (200, b"/a xy")

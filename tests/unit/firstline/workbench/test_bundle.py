@@ -265,9 +265,7 @@ def test_independent_labels_need_no_sum(tmp_path: Path) -> None:
     ("softmax", "labels", "advice"),
     [(True, ("bird", "cat", "dog"), "drop softmax"), (False, ("background", "cat", "dog"), "label_offset:1")],
 )
-def test_second_softmax_or_background_class_gives_a_warning(
-    tmp_path: Path, softmax: bool, labels: tuple[str, ...], advice: str
-) -> None:
+def test_odd_outputs_give_a_warning(tmp_path: Path, softmax: bool, labels: tuple[str, ...], advice: str) -> None:
     spec = _bare(linear_model(tmp_path / "m.onnx", pixels=4, classes=3, softmax=softmax), 3)
     create_bundle(replace(spec, labels=labels), tmp_path / "out", warn=(warnings := list[str]()).append)
     assert len(warnings) == 1 and advice in warnings[0]
