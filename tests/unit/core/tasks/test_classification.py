@@ -199,6 +199,8 @@ def test_the_scores_by_hand() -> None:
     np.testing.assert_allclose(margin(ROWS), [0.5, 0, 1, 0], atol=1e-7)
     by_hand = [1 + sum(p * np.log(p) for p in row if p > 0) / np.log(3) for row in ROWS.tolist()]
     np.testing.assert_allclose(entropy(ROWS), by_hand, atol=1e-6)
+    for kind, function in zip(SCORES, (max_probability, margin, entropy), strict=True):
+        np.testing.assert_array_equal(score(kind, ROWS, temperature=2.0), function(temper(ROWS, 2.0)))
 
 
 def test_tempering_probabilities_is_tempering_logits() -> None:
