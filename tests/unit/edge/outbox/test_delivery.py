@@ -1,7 +1,8 @@
 import asyncio
+import contextlib
 import itertools
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -43,29 +44,26 @@ class BusyOutbox(Outbox):
 
     at_work = ended = 0
 
-    async def _readable(self, query: Any) -> Any:
+    @contextlib.contextmanager
+    def _counted(self) -> Iterator[None]:
         self.at_work += 1
         try:
-            return await super()._readable(query)
+            yield
         finally:
             self.at_work -= 1
             self.ended += 1
+
+    async def _readable(self, query: Any) -> Any:
+        with self._counted():
+            return await super()._readable(query)
 
     async def put(self, item: OutboxItem) -> None:
-        self.at_work += 1
-        try:
+        with self._counted():
             await super().put(item)
-        finally:
-            self.at_work -= 1
-            self.ended += 1
 
     async def finish(self, request_id: str, final: InferResponse) -> None:
-        self.at_work += 1
-        try:
+        with self._counted():
             await super().finish(request_id, final)
-        finally:
-            self.at_work -= 1
-            self.ended += 1
 
     async def until_quiet(self) -> None:
         """Returns when every task waits for the clock or for another task, and the disk is idle."""
@@ -144,6 +142,17 @@ class House:
             self.outbox.stored.get_nowait()
         return asked.request_id
 
+    def note_moments(self) -> dict[str, float]:
+        """Returns when each request reaches the gateway, from now on."""
+        moments: dict[str, float] = {}
+
+        async def note(asked: InferRequest, _timeout_s: float) -> InferResponse:
+            moments[asked.request_id] = self.clock.monotonic_s()
+            return response(asked)
+
+        self.link.answer = note
+        return moments
+
     def sent(self, request_id: str) -> int:
         """How often it was sent."""
         return sum(asked.request_id == request_id for asked, _ in self.link.calls)
@@ -158,6 +167,9 @@ class House:
 
     async def pass_time(self, seconds: float, step_s: float = 1.0) -> None:
         await pass_time(self.clock, self.outbox, seconds, step_s)
+
+    async def statuses(self, request_ids: Iterable[str]) -> set[Status]:
+        return {await self.status(request_id) for request_id in request_ids}
 
     async def status(self, request_id: str) -> Status:
         return (await self.outbox.answer(request_id, "local")).answer.status
@@ -181,8 +193,7 @@ async def test_a_promise_is_sent_and_its_answer_stored(house: House) -> None:
     await house.until_empty()
     assert [asked.request_id for asked, _ in house.link.calls] == promised
     assert all(asked.promised for asked, _ in house.link.calls)
-    for request_id in promised:
-        assert await house.status(request_id) is Status.FINAL
+    assert await house.statuses(promised) == {Status.FINAL}
     assert sorted(answer.answer.request_id for answer in house.announced if answer.answer) == sorted(promised)
     for answer in house.announced:
         assert [attempt.outcome for attempt in answer.answer.attempts] == ["ok", "ok"]  # the edge's, and the cloud's
@@ -198,8 +209,7 @@ async def test_offline_nothing_is_tried_and_everything_follows_on_reconnect(hous
     assert house.outbox.depth == 3
     house.mend()
     await house.until_empty()
-    for request_id in promised:
-        assert await house.status(request_id) is Status.FINAL
+    assert await house.statuses(promised) == {Status.FINAL}
     assert {asked.request_id for asked, _ in house.link.calls} == set(promised)
 
 
@@ -325,8 +335,7 @@ async def test_failures_of_one_model_block_no_other(house: House, failure: Excep
     bad = [await house.promise(model="bad") for _ in range(8)]  # more than are sent at once
     good = [await house.promise() for _ in range(4)]
     await house.pass_time(120)
-    for request_id in good:
-        assert await house.status(request_id) is Status.FINAL
+    assert await house.statuses(good) == {Status.FINAL}
     assert await house.status(bad[-1]) in (Status.PROVISIONAL, Status.EXPIRED)
 
 
@@ -344,7 +353,7 @@ async def test_a_failed_promise_goes_after_the_others_of_its_model(house: House)
         await house.promise(request_id=bad[-1])
     good = [await house.promise() for _ in range(8)]
     await house.pass_time(60)
-    assert [await house.status(request_id) for request_id in good] == [Status.FINAL] * 8
+    assert await house.statuses(good) == {Status.FINAL}
     asked = [sent.request_id for sent, _ in house.link.calls]
     assert asked.index(good[-1]) < 24  # each bad one once, and little more
 
@@ -367,10 +376,8 @@ async def test_an_answer_that_cannot_be_merged_does_not_block_the_others(house: 
     bad = [await house.promise(model="bad") for _ in range(4)]
     good = [await house.promise() for _ in range(4)]
     await house.pass_time(120)
-    for request_id in bad:
-        assert await house.status(request_id) is Status.PROVISIONAL  # its true answer may come yet
-    for request_id in good:
-        assert await house.status(request_id) is Status.FINAL
+    assert await house.statuses(bad) == {Status.PROVISIONAL}  # its true answer may come yet
+    assert await house.statuses(good) == {Status.FINAL}
 
 
 async def test_an_answer_of_another_model_is_refused_and_the_promise_waits(house: House) -> None:
@@ -408,13 +415,7 @@ async def test_an_answer_the_disk_refuses_is_fetched_again(house: House, monkeyp
 
 
 async def test_a_late_gateway_gets_the_request_again_only_after_a_while(house: House) -> None:
-    moments: dict[str, float] = {}
-
-    async def note(asked: InferRequest, _timeout_s: float) -> InferResponse:
-        moments[asked.request_id] = house.clock.monotonic_s()
-        return response(asked)
-
-    house.link.answer = note
+    moments = house.note_moments()
     late = [await house.promise(Reason.DEADLINE, tried="remote_timeout") for _ in range(8)]
     at_once = [await house.promise(reason) for reason in (Reason.REQUESTED, Reason.DEADLINE)]  # neither was sent before
     await house.pass_time(6, step_s=0.1)
@@ -484,13 +485,7 @@ class TestHurry:
 
 async def test_redeliveries_use_the_retry_budget(house: House) -> None:
     """A gateway that was too slow for twenty requests gets them again little by little; new ones pass them by."""
-    moments: dict[str, float] = {}
-
-    async def note(asked: InferRequest, _timeout_s: float) -> InferResponse:
-        moments[asked.request_id] = house.clock.monotonic_s()
-        return response(asked)
-
-    house.link.answer = note
+    moments = house.note_moments()
     again = [await house.promise(Reason.LINK_DOWN, tried="remote_timeout") for _ in range(30)]
     new = [await house.promise() for _ in range(5)]
     await house.pass_time(1, step_s=0.1)
@@ -592,7 +587,7 @@ async def test_promises_wait_for_a_gateway_that_lacks_the_bundle(house: House, e
         assert len(house.link.calls) < 1800 / 60 * 8  # at most some each minute, not each promise at once
         house.mend()
         await house.until_empty()
-    assert [await house.status(request_id) for request_id in promised] == [Status.FINAL] * 3
+    assert await house.statuses(promised) == {Status.FINAL}
     assert [line["error"] for line in lines if line["level"] == "warning"] == [error.message] * 2
     assert house.model_refusals.message_of("digits", "1") == ""
 
