@@ -139,7 +139,7 @@ class Operations:
             found += [(self.state.spending_path, self.spending.problem)]
         found += [(self.identity.folder, problem) for problem in self.identity.problems]
         if self.renewal is not None:
-            found += [(self.identity.folder, problem) for problem in self.renewal.problems]
+            found += [(self.identity.folder, self.renewal.problem)]
         found += [(self.state.cache_path, self.cache.problem), (self.state.outbox_path, self.outbox.problem)]
         found += [(self.state.outbox_path, self.outbox.damage)]
         tree = self.sampler.sensors.tree

@@ -14,13 +14,11 @@ from firstline_core.errors import ConfigError
 from firstline_core.protocol.enrolment import JoinToken, parse_join_token
 from firstline_core.storage.secrets import read_secret
 from firstline_core.telemetry.wording import time_text
-from firstline_edge.cli.agent_api import agent_url
 from firstline_edge.cli.output import print_progress, show
 from firstline_edge.cli.parser import OK, load_settings
 from firstline_edge.identity.files import IdentityFiles
-from firstline_edge.identity.renewal import CHECK_S, restart_needed
 from firstline_edge.identity.time_floor import TimeFloor
-from firstline_edge.settings.identity import IdentityDocument, readable_identity
+from firstline_edge.settings.identity import IdentityDocument
 from firstline_edge.settings.settings import EdgeSettings
 
 _TOKEN_LIMIT_CHARS = 4096
@@ -47,7 +45,7 @@ def command(arguments: argparse.Namespace) -> int:
     files = IdentityFiles(settings.state_dir)
     identity = None if arguments.force else files.read()
     if identity is not None and _is_valid(identity, token, files):
-        _show(arguments, _ALREADY, identity, settings, None)
+        _show(arguments, _ALREADY, identity, settings)
         return OK
     if identity is not None and identity.authority != token.ca_hash.hex():
         raise ConfigError(
@@ -56,9 +54,8 @@ def command(arguments: argparse.Namespace) -> int:
         )
     from firstline_edge.identity import enrolment  # `cryptography` takes time and memory to import
 
-    before = readable_identity(settings.state_dir)
     joined = asyncio.run(enrolment.join_gateway(url, token, files, proxy=arguments.proxy))
-    _show(arguments, "joined", joined, settings, before)
+    _show(arguments, "joined", joined, settings)
     return OK
 
 
@@ -89,20 +86,7 @@ def _token_text(file: str) -> str:
     return sys.stdin.read(_TOKEN_LIMIT_CHARS)
 
 
-def _next_step(settings: EdgeSettings, before: IdentityDocument | None, joined: IdentityDocument) -> str:
-    """Returns the steps that make the agent use the new identity."""
-    if before is not None and not restart_needed(before, joined) and agent_url(settings) is not None:
-        return f"the agent that runs uses it within {CHECK_S:g} s"
-    return "start or restart the agent"
-
-
-def _show(
-    arguments: argparse.Namespace,
-    what: str,
-    identity: IdentityDocument,
-    settings: EdgeSettings,
-    before: IdentityDocument | None,
-) -> None:
+def _show(arguments: argparse.Namespace, what: str, identity: IdentityDocument, settings: EdgeSettings) -> None:
     value = {
         "event": what.replace(" ", "_"),
         "device": identity.device,
@@ -112,19 +96,17 @@ def _show(
         "authority": identity.authority,
         "folder": str(IdentityFiles(settings.state_dir).folder),
     }
-    show(arguments, value, _lines(what, identity, settings, before))
+    show(arguments, value, _lines(what, identity, settings))
 
 
-def _lines(
-    what: str, identity: IdentityDocument, settings: EdgeSettings, before: IdentityDocument | None
-) -> Iterator[str]:
+def _lines(what: str, identity: IdentityDocument, settings: EdgeSettings) -> Iterator[str]:
     yield f"{what} {identity.gateway} as {identity.device}, certificate until {time_text(identity.not_after_s)}"
     yield f"the identity is stored in {IdentityFiles(settings.state_dir).folder}"
     configured = settings.agent.device_id
     if configured and configured != identity.device:
         now = f"the name is '{identity.device}' now"
         yield f"agent.device_id is '{configured}': take it out of the configuration, {now}"
-    then = _next_step(settings, before, identity)
+    then = "start or restart the agent"
     used = [link for link in settings.links if link.shows_identity]
     if not settings.links:
         broker = f" and mqtt at {identity.broker.host}:{identity.broker.port}" if identity.broker is not None else ""

@@ -52,8 +52,8 @@ class Credentials:
         self.floor.extend(identity.not_before_s, identity.authority_ends_s)
         self.load()
 
-    def load(self) -> bool:
-        """Loads the files for new connections; returns whether that succeeded."""
+    def load(self) -> None:
+        """Loads the files for new connections."""
         try:
             self.context.load_verify_locations(self.files.authorities)
             self.context.load_cert_chain(self.files.device)
@@ -62,11 +62,10 @@ class Credentials:
                 log.error("device certificate unusable", folder=str(self.files.folder), error=str(error))
             self.problem = (
                 f"The certificate in {self.files.folder} cannot be used ({error}); join again with "
-                "`edge-agent join URL --token-file FILE --force`."
+                "`edge-agent join URL --token-file FILE --force`, and restart the agent."
             )
-            return False
-        self.problem = ""
-        return True
+        else:
+            self.problem = ""
 
     def observe_time(self, now_s: float) -> None:
         """Takes up the time (wall, seconds) that came over a connection made with `context`."""

@@ -94,7 +94,7 @@ class IdentityFiles:
             # The agent may renew while `join` writes, and the files belong together.
             with self._opened() as folder, locked_folder(folder):
                 if replaces not in ("any", self.revision()) and readable_identity(self.state_dir) is not None:
-                    raise ConfigError("The device has joined again meanwhile, and that identity is not overwritten.")
+                    raise ConfigError("The device has joined again since the agent was started; restart the agent.")
                 write_whole(folder / self.authorities.name, authorities_pem.encode(), folder_owners_mode=0o600)
                 write_whole(folder / self.device.name, (key_pem + certificate_pem).encode(), folder_owners_mode=0o600)
                 status = write_whole(

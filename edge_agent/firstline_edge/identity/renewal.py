@@ -1,4 +1,4 @@
-"""Renews the device's certificate in time, and uses a new identity that `edge-agent join --force` wrote."""
+"""Renews the device's certificate in time."""
 
 from __future__ import annotations
 
@@ -7,15 +7,10 @@ import random
 from collections.abc import Awaitable, Callable
 
 from firstline_core.clock import Clock
-from firstline_core.errors import ConfigError, FirstlineError
+from firstline_core.errors import FirstlineError
 from firstline_core.protocol.backoff import full_jitter_s
 from firstline_core.telemetry.logs import logger
 from firstline_edge.identity.credentials import Credentials
-from firstline_edge.identity.files import Revision
-from firstline_edge.settings.identity import IdentityDocument
-
-CHECK_S = 5.0
-"""Seconds between two checks whether the device has joined again."""
 
 # The share of a certificate's life after which it is renewed: devices that joined together must not renew together.
 _DUE_SHARE = (0.63, 0.70)
@@ -25,16 +20,6 @@ _BACKOFF_BASE_S = 30.0
 _BACKOFF_MAX_S = 3600.0
 
 log = logger(__name__)
-
-
-def restart_needed(before: IdentityDocument, now: IdentityDocument) -> bool:
-    """Returns whether more has changed than the certificate.
-
-    Name and addresses are in topics, logs and links, and an agent trusts one authority until it ends.
-    """
-    return any(
-        getattr(before, field) != getattr(now, field) for field in ("device", "gateway", "proxy", "broker", "authority")
-    )
 
 
 class CredentialRenewal:
@@ -47,8 +32,7 @@ class CredentialRenewal:
         rng: for jitter.
 
     Attributes:
-        renewal_problem: why the latest renewal failed; "" after a success.
-        rejoin_problem: what to do about a new identity that cannot be used; "" if there is none.
+        problem: why the latest renewal failed, in sentences; "" after a success.
     """
 
     def __init__(
@@ -59,21 +43,12 @@ class CredentialRenewal:
         self._clock = clock
         self._rng = rng
         self._due_s = self._random_due_s()
-        self._needs_restart: Revision = None  # the files of an identity that needs a restart
-        self.renewal_problem = ""
-        self.rejoin_problem = ""
-
-    @property
-    def problems(self) -> list[str]:
-        """The problems, in sentences."""
-        return [problem for problem in (self.renewal_problem, self.rejoin_problem) if problem]
+        self.problem = ""
 
     async def run(self) -> None:
         """Works until it is cancelled."""
         try:
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._renew_when_due(), name="renewal")
-                tasks.create_task(self._watch_files(), name="rejoining")
+            await self._renew_when_due()
         finally:
             await asyncio.to_thread(self.credentials.floor.save)
 
@@ -89,7 +64,7 @@ class CredentialRenewal:
                 await self.renew()
                 failures = 0
             except FirstlineError as error:
-                self.renewal_problem = f"The device's certificate was not renewed: {error.message}"
+                self.problem = f"The device's certificate was not renewed: {error.message}"
                 log.warning("certificate not renewed", error=error.message)
                 wait_s = full_jitter_s(self._rng, failures, base_s=_BACKOFF_BASE_S, max_s=_BACKOFF_MAX_S)
                 failures += 1
@@ -118,50 +93,8 @@ class CredentialRenewal:
         content = (identity, answer.ca, key, answer.certificate)
         revision = await asyncio.to_thread(credentials.files.save, *content, credentials.revision)
         log.info("certificate renewed", device=identity.device, not_after_s=identity.not_after_s)
-        await self._use(identity, revision)
-
-    async def _watch_files(self) -> None:
-        while True:
-            await self._clock.sleep(CHECK_S)
-            try:
-                await self.check_files()
-            except Exception:  # the outermost loop of a task without which the device never comes back
-                log.exception("device identity check failed")
-
-    async def check_files(self) -> None:
-        """Uses the files that `join` has written since the last check, or that could not be loaded then.
-
-        If root joins, it gives the files to the agent's user one after the other.
-        """
-        credentials = self.credentials
-        revision = credentials.files.revision()
-        if credentials.problem and revision == credentials.revision and credentials.load():
-            await self._apply_to_links()
-        if revision is None or revision in (credentials.revision, self._needs_restart):
-            return
-        try:
-            identity = await asyncio.to_thread(credentials.files.read)
-        except ConfigError as error:  # it may become readable
-            self.rejoin_problem = error.message
-            return
-        self.rejoin_problem = ""
-        if identity is None:  # the files are being deleted
-            return
-        if restart_needed(credentials.identity, identity):
-            self.rejoin_problem = (
-                f"The device has joined {identity.gateway} as '{identity.device}' since this agent was started; "
-                "restart it."
-            )
-            log.warning("device joined under another identity", device=identity.device, gateway=identity.gateway)
-            self._needs_restart = revision
-            return
-        await self._use(identity, revision)
-        log.info("device rejoined", device=identity.device, not_after_s=identity.not_after_s)
-
-    async def _use(self, identity: IdentityDocument, revision: Revision) -> None:
-        """Makes every link use the certificate in the files of this revision."""
-        self.credentials.use_certificate(identity, revision)
-        self.renewal_problem, self._due_s = "", self._random_due_s()
+        credentials.use_certificate(identity, revision)
+        self.problem, self._due_s = "", self._random_due_s()
         await self._apply_to_links()
 
     def _random_due_s(self) -> float:
