@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import pytest_asyncio
+from support.agent import serving_agent
 from support.forks import run_forked
 from support.gateway import DIGITS
 from support.images import noise
@@ -156,6 +157,9 @@ async def test_a_revoked_device_is_disconnected_and_answers_alone(gateway: TlsSi
 
 async def test_doctor_checks_the_identity_without_disturbing_the_agent(gateway: TlsSite, tmp_path: Path) -> None:
     async with joined(gateway, tmp_path, "patient") as agent:
+        settings = agent.settings
+    async with serving_agent(settings) as (agent, url):
+        agent.state.publish_url(url)
         assert await asked(agent) == "cloud"
         (link,) = agent.links.mqtt
         connections = link.connections

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import secrets
 import socket
-import ssl
 import statistics
 import time
 from email.utils import parsedate_to_datetime
@@ -17,22 +16,22 @@ import httpx
 
 from firstline_core.bundle.manifest import Manifest
 from firstline_core.bundle.store import open_bundle
-from firstline_core.errors import ConfigError, FirstlineError, LinkDownError, RemoteTimeoutError
+from firstline_core.errors import ConfigError, FirstlineError, RemoteTimeoutError
 from firstline_core.protocol.happy_eyeballs import DELAY_S
 from firstline_core.protocol.http import error_from
 from firstline_core.protocol.http_client import HTTP_FAILURES, open_async_client
-from firstline_core.protocol.mqtt_messages import Publication, Topics, handshake_problem
+from firstline_core.protocol.mqtt_messages import Publication, Topics
 from firstline_core.telemetry.wording import rounded
+from firstline_edge.cli.agent_api import agent_status
 from firstline_edge.cli.findings import Finding, Severity, hint_if, ok, problem, warning
 from firstline_edge.cloud.http_link import HttpLink, client_settings, tls_context, token_of
 from firstline_edge.cloud.links import mqtt_settings
 from firstline_edge.fleet.updates.model_store import current_bundles
 from firstline_edge.identity.credentials import Credentials
-from firstline_edge.settings.settings import EdgeSettings, LinkSection
+from firstline_edge.settings.settings import EdgeSettings, LinkSection, link_names
 from firstline_edge.state import is_in_use
 
 _PROBES = 5
-_PING = b"\xc0\x00"  # MQTT 5, section 3.12: not what a connection begins with
 _TIMEOUT_S = 3.0
 _CONNECTIONS = 1
 _ADVICE = "give both the same bundle: copy this device's folder {path} into the gateway's models.directory, or its here"
@@ -52,9 +51,14 @@ async def link_findings(
         return [warning("links", "none configured", advice)], None
     findings: list[Finding] = []
     offset_s: float | None = None
-    for number, section in enumerate(settings.links):
+    for number, (name, section) in enumerate(zip(link_names(settings.links), settings.links, strict=True)):
         host, port = _address(section)
         subject = f"links[{number}] {section.kind} {host}:{port}"
+        shows_identity = credentials is not None and section.shows_identity
+        if section.kind == "mqtt" and shows_identity and _agent_runs(settings):
+            # With the agent's certificate, the broker would end the agent's session.
+            findings.append(await _link_of_running_agent(subject, settings, name))
+            continue
         try:
             probe = _open_probe(section, settings, credentials)
         except ConfigError as error:  # what `run` would refuse
@@ -99,54 +103,11 @@ class _BrokerSession:
         await self._client.close()
 
 
-class _BrokerHandshake:
-    """Only a TLS handshake: with the agent's certificate the broker would end the agent's session."""
-
-    def __init__(self, section: LinkSection, credentials: Credentials) -> None:
-        self._section = section
-        self._credentials = credentials
-
-    async def probe(self, timeout_s: float) -> None:
-        """Checks that both ends accept the other's certificate.
-
-        The broker closes the connection after an invalid greeting.
-        """
-        where = f"{self._section.host}:{self._section.port}"
-        try:
-            async with asyncio.timeout(timeout_s):
-                reader, writer = await asyncio.open_connection(
-                    self._section.host,
-                    self._section.port,
-                    ssl=self._credentials.context,
-                    happy_eyeballs_delay=DELAY_S,
-                    server_hostname=self._section.host,
-                )
-                try:
-                    writer.write(_PING)
-                    await reader.read(1)  # in TLS 1.3 a refusal of the client comes after the handshake
-                finally:
-                    writer.close()
-        except ssl.SSLError as error:
-            raise LinkDownError(handshake_problem(where, error)) from error
-        except ConnectionError:
-            return  # the broker closed the connection
-        except OSError as error:
-            raise LinkDownError(f"The MQTT broker at {where} cannot be reached: {error}.") from error
-        except TimeoutError as error:
-            raise RemoteTimeoutError(f"The MQTT broker at {where} is silent.") from error
-
-    async def close(self) -> None:
-        pass
-
-
-_Probe = HttpLink | _BrokerSession | _BrokerHandshake
-
-
-def _open_probe(section: LinkSection, settings: EdgeSettings, credentials: Credentials | None) -> _Probe:
+def _open_probe(
+    section: LinkSection, settings: EdgeSettings, credentials: Credentials | None
+) -> HttpLink | _BrokerSession:
     if section.kind == "http":
         return HttpLink(section, credentials)
-    if credentials is not None and section.shows_identity and _agent_runs(settings):
-        return _BrokerHandshake(section, credentials)
     return _BrokerSession(section, settings.device_id, credentials)
 
 
@@ -155,6 +116,20 @@ def _agent_runs(settings: EdgeSettings) -> bool:
         return is_in_use(settings.state_dir)
     except OSError:
         return True  # a running agent must not be disturbed
+
+
+async def _link_of_running_agent(subject: str, settings: EdgeSettings, name: str) -> Finding:
+    """Returns the state of a link that the running agent uses."""
+    try:
+        _, status = await asyncio.to_thread(agent_status, settings)
+    except FirstlineError as error:
+        return problem(subject, f"the running agent does not report it: {error.message}")
+    link = status.get("links", {}).get(name)
+    if link is None:
+        return problem(subject, "the running agent does not have this link", "restart it with these settings")
+    if link["problem"]:
+        return problem(subject, link["problem"])
+    return ok(subject, f"the running agent's link is {link['state']}")
 
 
 def _address(section: LinkSection) -> tuple[str, int]:
@@ -184,7 +159,7 @@ async def _unreachable(subject: str, section: LinkSection, host: str, port: int)
     return None
 
 
-async def _round_trip_finding(subject: str, probe: _Probe, settings: EdgeSettings) -> Finding:
+async def _round_trip_finding(subject: str, probe: HttpLink | _BrokerSession, settings: EdgeSettings) -> Finding:
     """Checks whether the far end is the expected one, and measures the median round trip."""
     try:
         await probe.probe(_TIMEOUT_S)  # the first one connects
