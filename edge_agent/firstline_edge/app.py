@@ -338,7 +338,7 @@ class EdgeAgent:
             spending=spending,
         )
         self.router = TierRouter(
-            min_threshold=settings.policy.min_threshold, chosen=policy, certificates=self.certificates, clock=clock
+            min_threshold=settings.policy.min_threshold, policy=policy, certificates=self.certificates, clock=clock
         )
         self.live_settings = LiveSettings(self.router, self.certificates, self.auditor, spending)
         self.client = CloudClient(
@@ -433,8 +433,6 @@ class EdgeAgent:
         services = UpdateServices(clock, now_s, rng, section, fleet.changes.set)
         serving = AgentServing(
             reloading=self.reloading,
-            load_bundle=self._load_bundle,
-            running=self.models.find,
             answered=counts.answered_of,
             read_hardware=partial(device_hardware, self.state.path, several=self.settings.adaptation.enabled),
         )
@@ -456,24 +454,20 @@ class EdgeAgent:
         self.operations = Operations(
             plane=self.data_plane,
             metrics=self.metrics,
-            recorder=self.recorder,
             startup_problems=self._problems,
             state=self.state,
-            models=self.models,
             profiles=self.profiles,
             cache=self.cache,
             outbox=self.outbox,
             certificates=self.certificates,
             router=self.router,
             model_refusals=self.model_refusals,
-            links=self.links,
             identity=self.identity,
             renewal=self.renewal,
             spending=self.spending,
             sampler=self.sampler,
             background=self.background,
             fleet=self.fleet,
-            clock=self._clock,
         )
 
     def _register_metrics(self) -> None:

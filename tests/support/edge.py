@@ -277,7 +277,7 @@ class Scene:
                 spending=self.budgets,
             )
         self.router = TierRouter(
-            min_threshold=min_threshold, chosen=chosen, clock=clock, certificates=self.certificates
+            min_threshold=min_threshold, policy=chosen, clock=clock, certificates=self.certificates
         )
         self.gateway = CloudClient(
             self.cloud,

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from firstline_core.clock import Clock
 from firstline_core.errors import RequestError
 from firstline_core.hardware.readings import limited
 from firstline_core.telemetry.metrics import RequestMetrics
@@ -24,14 +23,12 @@ from firstline_edge.budgets.spending import Spending
 from firstline_edge.cache.results import ResultCache
 from firstline_edge.cascade.cascade import TierRouter
 from firstline_edge.cloud.client import ModelRefusals
-from firstline_edge.cloud.links import Links
 from firstline_edge.hardware.sampler import Sampler, missing_kernel_files
 from firstline_edge.identity.credentials import DeviceIdentity
 from firstline_edge.identity.renewal import CredentialRenewal
 from firstline_edge.models.models import DeviceModel, Models
 from firstline_edge.models.profiles import Profiles
 from firstline_edge.outbox.outbox import Outbox
-from firstline_edge.requests.recorder import Recorder
 from firstline_edge.state import StateDirectory
 from firstline_edge.telemetry.background import Background
 from firstline_edge.telemetry.version import VERSION
@@ -45,42 +42,37 @@ class Operations:
     """The operations of one agent, and the parts that they describe.
 
     Args:
+        plane: answers requests; its models, links and clock are used too.
         startup_problems: problems before the agent started, by file.
-        recorder: brings the metrics up to date.
         spending: None if nothing has a price.
         renewal: None on a device that has not joined.
         fleet: None on a device that is not a member of a fleet.
-        clock: for the time since the start.
     """
 
     plane: EdgeDataPlane
     metrics: RequestMetrics
-    recorder: Recorder
     startup_problems: Mapping[Path, str]
     state: StateDirectory
-    models: Models
     profiles: Profiles
     cache: ResultCache
     outbox: Outbox
     certificates: CertificateStates
     router: TierRouter
     model_refusals: ModelRefusals
-    links: Links
     identity: DeviceIdentity
     renewal: CredentialRenewal | None
     spending: Spending | None
     sampler: Sampler
     background: Background
     fleet: FleetMember | None
-    clock: Clock
     _started_s: float = field(init=False)
 
     def __post_init__(self) -> None:
-        self._started_s = self.clock.monotonic_s()
+        self._started_s = self.plane.clock.monotonic_s()
 
     def exposition(self, accept: str = "") -> tuple[bytes, str]:
         """Returns the metrics in a form that the `Accept` header names, and its content type."""
-        self.recorder.flush()
+        self.plane.recorder.flush()
         return self.metrics.render(accept)
 
     async def roll_back(self, model: str | None) -> None:
@@ -101,19 +93,19 @@ class Operations:
 
     def status(self) -> dict[str, Any]:
         """Returns what `GET /firstline/v1/status` says."""
-        spending, timings = self.spending, self.links.chain.timings()
+        spending, timings = self.spending, self.plane.links.chain.timings()
         problems = [*self.startup_problems.items(), *self._problems()]
         return {
             "device_id": self.plane.settings.device_id,
             "version": VERSION,
             "ready": self.plane.ready(),
-            "uptime_s": round(self.clock.monotonic_s() - self._started_s, 1),
-            "models": [self._describe_model(model) for model in self.models.all],
+            "uptime_s": round(self.plane.clock.monotonic_s() - self._started_s, 1),
+            "models": [self._describe_model(model) for model in self.plane.models.all],
             "problems": [{"path": str(path), "message": message} for path, message in problems],
             "identity": self.identity.describe(),
             "links": {
                 name: asdict(link) | {"timing": (timing := timings[name]) and asdict(timing)}
-                for name, link in self.links.chain.reports().items()
+                for name, link in self.plane.links.chain.reports().items()
             },
             "outbox": {"items": self.outbox.depth, "size_bytes": self.outbox.size_bytes},
             "cache": {"entries": len(self.cache), "size_bytes": self.cache.size_bytes},
@@ -132,7 +124,7 @@ class Operations:
         }
 
     def _problems(self) -> list[tuple[Path, str]]:
-        found = [(problem.path, problem.message) for problem in self.models.problems]
+        found = [(problem.path, problem.message) for problem in self.plane.models.problems]
         found += self.profiles.problems.items()
         found += [(self.state.certificates_path, self.certificates.problem)]
         if self.spending is not None:

@@ -21,6 +21,7 @@ import math
 import random
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import KW_ONLY, InitVar, dataclass, field
 
 from msgspec.structs import replace
 
@@ -189,6 +190,7 @@ def _allowance_of(settings: AuditSection) -> Allowance:
     return Allowance(settings.per_hour, settings.bytes_per_hour, settings.max_share)
 
 
+@dataclass(eq=False)
 class Auditor:
     """Draws answers at random, and gives them to the sender.
 
@@ -209,25 +211,19 @@ class Auditor:
         propensity: of the next answer.
     """
 
-    def __init__(
-        self,
-        sender: AuditSender,
-        certificates: CertificateStates,
-        settings: AuditSection,
-        clock: Clock,
-        rng: random.Random,
-        *,
-        certifies: Collection[Contract] = CERTIFIED.certifies,
-        spending: Spending | None = None,
-    ) -> None:
-        self._sender = sender
-        self._certificates = certificates
-        self.propensity = AuditPropensity(settings, clock, sender.has_room)
-        self._clock = clock
-        self._rng = rng
-        self._certifies = certifies
-        self._spending = spending
-        self._for_rollouts: Collection[str] = ()
+    sender: AuditSender
+    certificates: CertificateStates
+    settings: InitVar[AuditSection]
+    clock: Clock
+    rng: random.Random
+    _: KW_ONLY
+    certifies: Collection[Contract] = CERTIFIED.certifies
+    spending: Spending | None = None
+    propensity: AuditPropensity = field(init=False)
+    _for_rollouts: Collection[str] = field(default=(), init=False)
+
+    def __post_init__(self, settings: AuditSection) -> None:
+        self.propensity = AuditPropensity(settings, self.clock, self.sender.has_room)
 
     def audit_for_rollouts(self, bundles: Collection[str]) -> None:
         """Audits these bundles without a certificate too, within the same budget; "" is every bundle."""
@@ -236,7 +232,7 @@ class Auditor:
     def adopt(self, settings: AuditSection, certifies: Collection[Contract]) -> None:
         """Applies a new audit budget and policy."""
         self.propensity.adopt(settings)
-        self._certifies = certifies
+        self.certifies = certifies
 
     def observe_decisions(self, request: InferRequest, model: DeviceModel, rows: Sequence[Row]) -> None:
         """Counts the scores of rows that the policy decided by score, and draws audits and samples.
@@ -250,8 +246,8 @@ class Auditor:
         """
         if request.privacy is Privacy.LOCAL_ONLY:
             return
-        monitored = self._certificates.find(model)
-        if monitored is None or monitored.certificate.contract not in self._certifies:
+        monitored = self.certificates.find(model)
+        if monitored is None or monitored.certificate.contract not in self.certifies:
             self._observe_for_rollout(request, model, rows)
         if monitored is None:
             return
@@ -306,7 +302,7 @@ class Auditor:
         """
         size_bytes = _row_bytes(request, model.full_inputs, row.position)
         draw, propensity = self.propensity.probabilities_of_next(request.source, size_bytes)
-        if self._rng.random() >= draw:
+        if self.rng.random() >= draw:
             return
         escalation = escalation_of(
             request.take([row.position]), model.version, model.manifest.full_digest, model.full_inputs
@@ -317,7 +313,7 @@ class Auditor:
             # It tests the promise.
             sent = replace(sent, audit=_note_of(monitored, propensity), edge_outputs=edge.outputs)
         self.propensity.charge(request.source, sent.size_bytes)
-        self._sender.add(
+        self.sender.add(
             Audit(
                 model=model,
                 monitored=monitored,
@@ -340,7 +336,7 @@ class Auditor:
             model: of both answers.
             rows: answered by the full model; the edge model may have answered them too.
         """
-        monitored = self._certificates.find(model)
+        monitored = self.certificates.find(model)
         if monitored is None or not self._may_draw(monitored):
             return
         for row in rows:
@@ -349,19 +345,19 @@ class Auditor:
             if monitored.is_auditable(row.score, model.group(row.edge)):  # already drawn, or not, as an audit
                 continue
             propensity = self.propensity.current()
-            if self._rng.random() < propensity:
+            if self.rng.random() < propensity:
                 compared = Comparison.of(model, row.edge.outputs, row.output.outputs)
-                sample = monitored.sample(self._clock.wall_s(), row.score, compared, propensity, kept=False)
-                self._certificates.add_sample(sample)
+                sample = monitored.sample(self.clock.wall_s(), row.score, compared, propensity, kept=False)
+                self.certificates.add_sample(sample)
 
     def _may_draw(self, monitored: MonitoredCertificate) -> bool:
         """Returns whether its answers may be drawn now: under a raised threshold only while the budgets are ample."""
-        return monitored.certificate.contract in self._certifies and (
+        return monitored.certificate.contract in self.certifies and (
             raised_threshold(monitored.record.state) is None or self._is_ample()
         )
 
     def _is_ample(self) -> bool:
-        return self._spending is None or self._spending.ample
+        return self.spending is None or self.spending.ample
 
 
 def _note_of(monitored: MonitoredCertificate, propensity: float) -> AuditNote:

@@ -429,36 +429,30 @@ class AcceptanceTerms(NamedTuple):
         return self.covered and decision.reason is _CONFIDENT.reason
 
 
+@dataclass(eq=False, kw_only=True)
 class TierRouter:
     """Decides which tier answers a row by the edge model's output: policy, certificate, device settings.
 
     Args:
         min_threshold: raises a bundle's threshold, never lowers it.
-        chosen: the policy that decides.
+        policy: decides.
         clock: for policies that look at the time.
         certificates: their states in the field; None if there are no audits.
     """
 
-    def __init__(
-        self,
-        *,
-        min_threshold: float,
-        chosen: Policy = CERTIFIED,
-        clock: Clock = SYSTEM_CLOCK,
-        certificates: CertificateStates | None = None,
-    ) -> None:
-        self._min_threshold = min_threshold
-        self.policy = chosen
-        self._clock = clock
-        self._terms: dict[tuple[str, str | None], AcceptanceTerms] = {}  # by the evidence's digest, and by group
-        self._states: defaultdict[str, PolicyState] = defaultdict(PolicyState)  # by the digest of the evidence
-        self._certificates = certificates
+    min_threshold: float
+    policy: Policy = CERTIFIED
+    clock: Clock = SYSTEM_CLOCK
+    certificates: CertificateStates | None = None
+    # By the digest of the evidence; the terms by group too.
+    _terms: dict[tuple[str, str | None], AcceptanceTerms] = field(default_factory=dict, init=False)
+    _states: defaultdict[str, PolicyState] = field(default_factory=lambda: defaultdict(PolicyState), init=False)
 
     def adopt(self, chosen: Policy, min_threshold: float) -> None:
         """Replaces the policy and the least threshold from the next row on."""
         if chosen.kind != self.policy.kind:
             self._states.clear()
-        self.policy, self._min_threshold = chosen, min_threshold
+        self.policy, self.min_threshold = chosen, min_threshold
         self._terms.clear()
 
     def threshold(self, model: DeviceModel, group: str | None = None) -> float:
@@ -484,7 +478,7 @@ class TierRouter:
             terms.threshold,
             edge.certificate is not None,
             output.outputs,
-            self._clock.monotonic_s(),
+            self.clock.monotonic_s(),
         )
         return self.policy.decide(evidence, self._states[edge.digest])
 
@@ -492,7 +486,7 @@ class TierRouter:
         """Returns why answers of this model are not certified, as part of a sentence; "" if they are."""
         if unusable := self.policy.uncertified():
             return unusable
-        monitored = self._certificates.find(model) if self._certificates is not None else None
+        monitored = self.certificates.find(model) if self.certificates is not None else None
         if monitored is not None and monitored.record.state.is_void:
             return f"its certificate is void: {monitored.record.state.cause}"
         certificate = model.edge.certificate if model.edge is not None else None
@@ -510,17 +504,17 @@ class TierRouter:
         The escalations that an alarm adds have a quota, so that a fleet's alarm causes no outage. Rows that would be
         escalated without the alarm need no quota.
         """
-        if self._certificates is None or decision.reason is not Reason.UNCERTAIN:
+        if self.certificates is None or decision.reason is not Reason.UNCERTAIN:
             return True
         accepted_without_alarm = row.score >= self._without_alarm(model, model.group(row.edge))
-        return not accepted_without_alarm or self._certificates.take_escalation(model)
+        return not accepted_without_alarm or self.certificates.take_escalation(model)
 
     def terms(self, model: DeviceModel, group: str | None = None) -> AcceptanceTerms:
         """Returns the current terms for answers of a model, or of one group.
 
         They are computed once, until the state of the certificate or the bundle changes.
         """
-        certificate_state = VALID if self._certificates is None else self._certificates.of(model)
+        certificate_state = VALID if self.certificates is None else self.certificates.of(model)
         manifest = model.manifest
         key = (model.edge.digest if model.edge is not None else "", group)
         terms = self._terms.get(key)
@@ -548,7 +542,7 @@ class TierRouter:
 
     def _without_alarm(self, model: DeviceModel, group: str | None) -> float:
         certificate = model.edge.certificate if model.edge is not None else None
-        return policy.threshold_in_use(model.manifest.policy.threshold, certificate, self._min_threshold, group)
+        return policy.threshold_in_use(model.manifest.policy.threshold, certificate, self.min_threshold, group)
 
 
 def policy_from(section: PolicySection) -> Policy:

@@ -71,6 +71,7 @@ class Hedge:
         self.joined = self.joined or row.content in self.positions
 
 
+@dataclass(eq=False)
 class Hedging:
     """Decides about hedges, starts them, and cancels those that are not needed.
 
@@ -86,22 +87,17 @@ class Hedging:
         unneeded: hedges whose call was not needed.
     """
 
-    def __init__(
-        self,
-        client: CloudClient,
-        clock: Clock,
-        section: HedgeSection,
-        reserve_s: float,
-        spending: Spending | None = None,
-    ) -> None:
-        self._client = client
-        self._clock = clock
-        self._section = section
-        self._reserve_s = reserve_s
-        self._spending = spending
-        self._bucket = TokenBucket(section.burst)
-        self._calls: set[asyncio.Task[list[tuple[ModelOutput, str]]]] = set()
-        self.used = self.unneeded = 0
+    client: CloudClient
+    clock: Clock
+    section: HedgeSection
+    reserve_s: float
+    spending: Spending | None = None
+    used: int = field(default=0, init=False)
+    unneeded: int = field(default=0, init=False)
+    _calls: set[asyncio.Task[list[tuple[ModelOutput, str]]]] = field(default_factory=set, init=False)
+
+    def __post_init__(self) -> None:
+        self._bucket = TokenBucket(self.section.burst)
 
     async def close(self) -> None:
         """Cancels the calls in progress."""
@@ -120,23 +116,23 @@ class Hedging:
             deadline_s: of the request, on the monotonic clock.
         """
         free = request.route is Route.AUTO and request.privacy is Privacy.ANY and request.wait is Wait.FINAL
-        ample = self._spending is None or self._spending.ample
-        if not self._section.enabled or not free or not ample:
+        ample = self.spending is None or self.spending.ample
+        if not self.section.enabled or not free or not ample:
             return None
-        self._bucket.earn(self._section.share)
-        now_s = self._clock.monotonic_s()
+        self._bucket.earn(self.section.share)
+        now_s = self.clock.monotonic_s()
         left_s = deadline_s - now_s
-        until_s = deadline_s - min(self._reserve_s, left_s / 4)
+        until_s = deadline_s - min(self.reserve_s, left_s / 4)
         spare_s = until_s - now_s
         edge_s = edge.workers.wait_s + edge.sure_ms(request, len(rows)) / 1000  # infinite if never measured
-        cloud_s, rate = self._client.predicted_s(request, len(rows)), edge.escalation_rate.value
-        likely = rate is not None and rate >= self._section.min_escalation_rate
+        cloud_s, rate = self.client.predicted_s(request, len(rows)), edge.escalation_rate.value
+        likely = rate is not None and rate >= self.section.min_escalation_rate
         only_now = cloud_s is not None and cloud_s <= spare_s < edge_s + cloud_s
         if not likely or not only_now or not self._bucket.take(now_s):
             return None
         attempts: list[Attempt] = []
         # The call may take until the deadline: an escalation that joins it may have more time than a hedge.
-        asking = self._client.ask(request, model, rows, deadline_s, attempts, keep=False)
+        asking = self.client.ask(request, model, rows, deadline_s, attempts, keep=False)
         call = asyncio.get_running_loop().create_task(asking)
         self._calls.add(call)
         call.add_done_callback(self._ended)
@@ -156,7 +152,7 @@ class Hedging:
             self.used += 1
         else:
             self.cancel(hedge)
-            attempts.append(attempt(self._clock, Tier.CLOUD, HEDGED, hedge.started_s))
+            attempts.append(attempt(self.clock, Tier.CLOUD, HEDGED, hedge.started_s))
 
     def cancel(self, hedge: Hedge) -> None:
         """Cancels the hedge of a request that is over, unless it was needed."""

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field
-from types import TracebackType
 from typing import Protocol
 
 from msgspec.structs import replace
@@ -154,7 +154,7 @@ class LatenessGate:
 
 
 class LiveTraffic:
-    """Counts the escalations in progress, for which background transfers wait; a context manager for each.
+    """Counts the escalations in progress, for which background transfers wait.
 
     Args:
         limit: number of escalations in progress at which audits wait.
@@ -170,17 +170,18 @@ class LiveTraffic:
     def busy(self) -> bool:
         return self._in_progress >= self._limit
 
-    def __enter__(self) -> None:
+    @contextmanager
+    def escalating(self) -> Iterator[None]:
+        """Counts an escalation until the block ends."""
         self._in_progress += 1
         if self.busy:
             self._quiet.clear()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._in_progress -= 1
-        if not self.busy:
-            self._quiet.set()
+        try:
+            yield
+        finally:
+            self._in_progress -= 1
+            if not self.busy:
+                self._quiet.set()
 
     async def wait_quiet(self) -> None:
         """Returns once fewer escalations than the limit are in progress."""
@@ -355,7 +356,7 @@ class CloudClient:
                 "not help; add a [[links]] section to its configuration."
             )
         try:
-            with self.traffic:
+            with self.traffic.escalating():
                 return await self.chain.infer(request, deadline_s, attempts, outputs)
         except UnauthorizedError as error:  # the operator can renew the credentials, so the promise is kept
             raise LinkError(f"The gateway refuses this device: {error.message}") from error

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import gc
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import Protocol
 
 from firstline_core.bundle.store import same_version
@@ -35,6 +35,7 @@ class CertificateWatch(Protocol):
     def unwatch(self, model: DeviceModel) -> None: ...
 
 
+@dataclass(eq=False)
 class Reloading:
     """Changes the loaded models of a device, one change at a time.
 
@@ -44,39 +45,27 @@ class Reloading:
         directories: bundles, or folders of bundles.
         load_bundle: opens, loads and measures one bundle; blocks.
         copies: stores a copy of each bundle that works.
-        replacements: see the attribute.
-
-    Attributes:
         replacements: folders of bundles that replace those of the same name in `directories`.
     """
 
-    def __init__(
-        self,
-        models: Models,
-        certificates: CertificateWatch,
-        directories: Sequence[Path],
-        load_bundle: Callable[[Path], DeviceModel],
-        copies: BundleCopies,
-        *,
-        replacements: Mapping[str, Path] = MappingProxyType({}),
-    ) -> None:
-        self._models = models
-        self._certificates = certificates
-        self._directories = directories
-        self._load_bundle = load_bundle
-        self._copies = copies
-        self._turn = asyncio.Lock()
-        self.replacements = dict(replacements)
+    models: Models
+    certificates: CertificateWatch
+    directories: Sequence[Path]
+    load_bundle: Callable[[Path], DeviceModel]
+    copies: BundleCopies
+    _: KW_ONLY
+    replacements: dict[str, Path] = field(default_factory=dict)
+    _turn: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
 
     async def load(self, name: str) -> None:
         """See `DataPlane.load`. Versions that are no longer in the folders are unloaded."""
         async with self._turn:
             bundles = await asyncio.to_thread(self._bundles_of, name)
-            present = [device_model for device_model in self._models.all if device_model.manifest.name == name]
+            present = [device_model for device_model in self.models.all if device_model.manifest.name == name]
             if not bundles and not present:
                 raise UnknownModelError(
                     f"There is no bundle {shown(name)} in models.directories"
-                    f"{did_you_mean(name, {each.manifest.name for each in self._models.all})} To add it, put it "
+                    f"{did_you_mean(name, {each.manifest.name for each in self.models.all})} To add it, put it "
                     "there, then load it."
                 )
             problems = [] if bundles else [f"There is no bundle {shown(name)} in models.directories any more."]
@@ -90,8 +79,8 @@ class Reloading:
                     loaded[version] = path
                 except (UpdateError, RequestError) as error:
                     problems.append(error.message)
-                    if self._models.find(name, str(version)) is None:
-                        self._models.away[name, version] = error.message
+                    if self.models.find(name, str(version)) is None:
+                        self.models.away[name, version] = error.message
             here = {bundle.version for bundle in bundles}
             for device_model in present if here else ():
                 if device_model.manifest.version not in here:
@@ -103,9 +92,9 @@ class Reloading:
     async def unload(self, name: str) -> None:
         """See `DataPlane.unload`. Requests for it go to the gateway, as for any model that is not loaded."""
         async with self._turn:
-            present = [device_model for device_model in self._models.all if device_model.manifest.name == name]
+            present = [device_model for device_model in self.models.all if device_model.manifest.name == name]
             if not present:
-                raise self._models.unknown(name, "")
+                raise self.models.unknown(name, "")
             ended = [_end_of(device_model) for device_model in present]
             for device_model in present:
                 self._let_go(device_model, _UNLOADED.format(name=name))
@@ -128,7 +117,7 @@ class Reloading:
             device_model: answers from now on; None if no model has to.
         """
         async with self._turn:
-            present = [model for model in self._models.all if model.manifest.name == name and model is not device_model]
+            present = [model for model in self.models.all if model.manifest.name == name and model is not device_model]
             path = device_model.bundle.path if device_model is not None else None
             if path is None or path == self.configured_path(name):
                 self.replacements.pop(name, None)
@@ -146,11 +135,11 @@ class Reloading:
 
     def configured_path(self, name: str) -> Path | None:
         """Returns the folder of the newest bundle of a name in `directories`; None if there is none."""
-        versions = [bundle for bundle in named_bundles(bundle_paths(self._directories)) if bundle.name == name]
+        versions = [bundle for bundle in named_bundles(bundle_paths(self.directories)) if bundle.name == name]
         return max(versions).path if versions else None
 
     def _bundles_of(self, name: str) -> list[NamedBundle]:
-        paths = [self.replacements[name]] if name in self.replacements else bundle_paths(self._directories)
+        paths = [self.replacements[name]] if name in self.replacements else bundle_paths(self.directories)
         return [bundle for bundle in named_bundles(paths) if bundle.name == name]
 
     def _opened(self, path: Path) -> DeviceModel:
@@ -160,28 +149,28 @@ class Reloading:
             UpdateError: it cannot be trusted.
             RequestError: none of its edge variants runs here.
         """
-        device_model = self._load_bundle(path)
+        device_model = self.load_bundle(path)
         if device_model.edge is None and device_model.manifest.edge:
             raise RequestError(device_model.problem)
         if device_model.edge is not None:
-            self._copies.keep(device_model.bundle)
+            self.copies.keep(device_model.bundle)
         return device_model
 
     def _replace(self, device_model: DeviceModel) -> None:
-        before = self._models.put(device_model)
+        before = self.models.put(device_model)
         if before is not None:
             self._unwatch(before)
         for variant in device_model.every:
-            self._certificates.watch(variant)
+            self.certificates.watch(variant)
 
     def _let_go(self, device_model: DeviceModel, why: str) -> None:
-        self._models.take(device_model, why)
+        self.models.take(device_model, why)
         self._unwatch(device_model)
         log.info("model unloaded", model=device_model.manifest.name, version=device_model.version)
 
     def _unwatch(self, device_model: DeviceModel) -> None:
         for variant in {device_model, *device_model.every}:
-            self._certificates.unwatch(variant)
+            self.certificates.unwatch(variant)
 
 
 def _end_of(device_model: DeviceModel) -> asyncio.Event:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -142,6 +143,7 @@ class AnswerObserver(Protocol):
         """Counts an audit that has ended."""
 
 
+@dataclass(eq=False, kw_only=True)
 class Recorder:
     """Records each answer once.
 
@@ -152,25 +154,19 @@ class Recorder:
         observer: also counts the answers; None on a device that is not a member of a fleet.
     """
 
-    def __init__(
-        self,
-        *,
-        metrics: RequestMetrics,
-        decisions_path: Path,
-        decisions_limit_bytes: int,
-        log_requests: bool,
-        clock: Clock,
-        observer: AnswerObserver | None = None,
-    ) -> None:
-        self._metrics = metrics
-        self._decisions = DecisionLog(decisions_path, decisions_limit_bytes)
-        self._log_requests = log_requests
-        self._clock = clock
-        self._statistics: dict[ModelVersion, ModelStatistics] = {}
-        self._pending: list[_Answered | dict[str, object]] = []
-        self._disk_refuses = False
-        self._observer = observer
-        self._audits = metrics.counter(
+    metrics: RequestMetrics
+    decisions_path: Path
+    decisions_limit_bytes: int
+    log_requests: bool
+    clock: Clock
+    observer: AnswerObserver | None = None
+    _statistics: dict[ModelVersion, ModelStatistics] = field(default_factory=dict, init=False)
+    _pending: list[_Answered | dict[str, object]] = field(default_factory=list, init=False)
+    _disk_refuses: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        self._decisions = DecisionLog(self.decisions_path, self.decisions_limit_bytes)
+        self._audits = self.metrics.counter(
             "audits_total", "Kept answers drawn for an audit, and how each of them ended.", ("outcome",)
         )
 
@@ -193,7 +189,7 @@ class Recorder:
         """
         if request.privacy is _LOCAL_ONLY or response.answer is None:
             return
-        self._add(_Answered(request, response, self._clock.wall_s(), seconds, facts, rows))
+        self._add(_Answered(request, response, self.clock.wall_s(), seconds, facts, rows))
 
     def refused(self, refused: RequestContext, version: str | None, error: FirstlineError, seconds: float) -> None:
         """Records a request that ended with an error.
@@ -207,11 +203,11 @@ class Recorder:
         request = refused.request
         if request.privacy is _LOCAL_ONLY:
             return
-        self._metrics.count_error(error)
+        self.metrics.count_error(error)
         if version is not None:
             self._statistics_of(request.model, version).fail.add(seconds)
-            if self._observer is not None:
-                self._observer.refused(request, version, error, seconds)
+            if self.observer is not None:
+                self.observer.refused(request, version, error, seconds)
         stage = {"tier": refused.tier and refused.tier.value, "reason": refused.reason and refused.reason.value}
         facts = {
             "request_id": request.request_id,
@@ -222,11 +218,11 @@ class Recorder:
             **_traced(request.trace),
         }
         tracing.record("request", request.trace, seconds, own=True, model=request.model, error=error.code)
-        if self._log_requests:
+        if self.log_requests:
             log.info("refused", **facts)
         self._add(
             {
-                "at": self._clock.wall_s(),
+                "at": self.clock.wall_s(),
                 "event": "refused",
                 "version": request.version,
                 "error": error.message,
@@ -245,7 +241,7 @@ class Recorder:
             log.info("correction expired", request_id=answer.request_id, model=response.model, **reason, **traced)
         else:
             log.info("corrected", request_id=answer.request_id, model=response.model, changed=answer.changed, **traced)
-        self._add(about(response, wall_s=self._clock.wall_s()) | {"event": "corrected"} | reason | traced)
+        self._add(about(response, wall_s=self.clock.wall_s()) | {"event": "corrected"} | reason | traced)
 
     def drawn(self) -> None:
         """Counts an edge answer that was drawn for an audit."""
@@ -254,13 +250,13 @@ class Recorder:
     def audited(self, ended: EndedAudit) -> None:
         """Records the end of an audit."""
         self._audits.labels(ended.outcome).inc()
-        if self._observer is not None:
-            self._observer.audited(ended)
-        self._add({"at": self._clock.wall_s(), "event": "audited", **ended.record})
+        if self.observer is not None:
+            self.observer.audited(ended)
+        self._add({"at": self.clock.wall_s(), "event": "audited", **ended.record})
 
     def switched(self, facts: Mapping[str, object]) -> None:
         """Records the switch of a model's variant; `facts` name both variants and the reason."""
-        self._add({"at": self._clock.wall_s(), "event": "switched", **facts})
+        self._add({"at": self.clock.wall_s(), "event": "switched", **facts})
 
     def close(self) -> None:
         """Writes pending records, and closes the decision log."""
@@ -277,17 +273,17 @@ class Recorder:
         pending, self._pending = self._pending, []
         if not pending:
             return
-        logs = self._log_requests and logging.getLogger(_NAME).isEnabledFor(logging.INFO)
+        logs = self.log_requests and logging.getLogger(_NAME).isEnabledFor(logging.INFO)
         for entry in pending:
             if isinstance(entry, _Answered):
-                self._metrics.observe(entry.response, entry.seconds, entry.request.trace)
+                self.metrics.observe(entry.response, entry.seconds, entry.request.trace)
                 entry.count(self._statistics_of(entry.response.model, entry.response.version))
-                if self._observer is not None:
-                    self._observer.answered(entry.request, entry.response, entry.seconds, entry.rows)
+                if self.observer is not None:
+                    self.observer.answered(entry.request, entry.response, entry.seconds, entry.rows)
                 if logs:
                     entry.log()
                 if tracing.active and entry.request.trace is not None:
-                    entry.trace(max(0.0, self._clock.wall_s() - entry.at_s))
+                    entry.trace(max(0.0, self.clock.wall_s() - entry.at_s))
         try:
             self._decisions.append(*(entry.record() if isinstance(entry, _Answered) else entry for entry in pending))
         except OSError as error:  # a full disk must not stop answers; it is logged once

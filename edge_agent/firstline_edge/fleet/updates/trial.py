@@ -43,16 +43,12 @@ class AgentServing:
     """The models of this agent: those that answer, and those that are tried.
 
     Args:
-        reloading: replaces them.
-        load_bundle: opens, loads and measures one bundle; blocks.
-        running: returns the model that answers for a name now.
+        reloading: loads and replaces them.
         answered: counts the rows of a version.
         read_hardware: returns the device's runtimes and capacity; blocks.
     """
 
     reloading: Reloading
-    load_bundle: Callable[[Path], DeviceModel]
-    running: Callable[[str], DeviceModel | None]
     answered: Callable[[DeviceModel], RowCounts]
     read_hardware: Callable[[], Hardware]
     _before: dict[str, RowCounts] = field(default_factory=dict, init=False)
@@ -67,13 +63,13 @@ class AgentServing:
         Raises:
             UpdateError: it must not, or cannot, run here; SelfTestError if its answers differ from the expected ones.
         """
-        device_model = await asyncio.to_thread(self.load_bundle, path)
-        await asyncio.to_thread(self_test, device_model, self.running(device_model.manifest.name))
+        device_model = await asyncio.to_thread(self.reloading.load_bundle, path)
+        await asyncio.to_thread(self_test, device_model, self.reloading.models.find(device_model.manifest.name))
         return device_model
 
     async def load_again(self, path: Path) -> DeviceModel:
         """Returns a loaded bundle that ran before; raises UpdateError if it must not, or cannot, run here now."""
-        device_model = await asyncio.to_thread(self.load_bundle, path)
+        device_model = await asyncio.to_thread(self.reloading.load_bundle, path)
         _check_runs(device_model)
         return device_model
 
@@ -87,7 +83,7 @@ class AgentServing:
 
     def failed(self, name: str) -> bool:
         """Returns whether the model must be rolled back, because too many rows have failed since it was installed."""
-        device_model = self.running(name)
+        device_model = self.reloading.models.find(name)
         before = self._before.get(name, RowCounts())
         return device_model is not None and self.answered(device_model).has_failed_since(before)
 
