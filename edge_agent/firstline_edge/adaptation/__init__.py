@@ -1,6 +1,6 @@
 """Holds several edge variants of a bundle at once, chooses which one answers, and loads and unloads them.
 
-    variants    the variants of one bundle as a ladder, and the choice of one for a request
+    variants    the choice of a variant for a request
     loading     builds the ladder of a bundle on this device; limits and timing from the settings
     switching   updates the controllers with sensor readings, loads and unloads variants, reports switches
 

@@ -18,8 +18,7 @@ from firstline_core.hardware.sensors import available_memory
 from firstline_core.profile.measure import LOADING_COPIES, files_bytes, loading_bytes
 from firstline_core.profile.profile import Profile
 from firstline_core.telemetry.logs import logger
-from firstline_edge.adaptation.variants import BundleVariants
-from firstline_edge.models.models import DeviceModel, EdgeModel
+from firstline_edge.models.models import BundleVariants, DeviceModel, EdgeModel
 from firstline_edge.settings.settings import EdgeSettings
 
 log = logger(__name__)

@@ -15,8 +15,7 @@ from firstline_core.runtime.memory import release_freed_memory
 from firstline_core.runtime.threads import REFUSED
 from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.metrics import RequestMetrics
-from firstline_edge.adaptation.variants import BundleVariants, variant_id
-from firstline_edge.models.models import DeviceModel, Models
+from firstline_edge.models.models import BundleVariants, DeviceModel, Models, variant_id
 from firstline_edge.models.reloading import CertificateWatch
 
 log = logger(__name__)
@@ -49,7 +48,7 @@ class VariantSwitcher:
     def update(self, snapshot: Snapshot) -> None:
         """Passes a sensor reading to every controller; runs on the event loop and takes no noticeable time."""
         for device_model in self.models.all:
-            if isinstance(device_model.variants, BundleVariants):
+            if device_model.variants is not None:
                 self._update(device_model, device_model.variants, snapshot)
 
     async def close(self) -> None:

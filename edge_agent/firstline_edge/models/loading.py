@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import msgspec
 
@@ -42,12 +42,11 @@ OptionsByModel = Callable[[Model], RuntimeOptions]
 """Returns the options of the runtime for a variant."""
 
 
-class LadderLoader(Protocol):
-    """Loads the other variants of a bundle and returns the one to use; the agent's adaptation implements it."""
+LadderLoader = Callable[[Bundle, EdgeModel, Callable[[Model], EdgeModel], Profile | None], DeviceModel]
+"""Loads the other variants of a bundle, and returns the one to use.
 
-    def __call__(
-        self, bundle: Bundle, first: EdgeModel, load: Callable[[Model], EdgeModel], profile: Profile | None
-    ) -> DeviceModel: ...
+Takes the bundle, the first variant that loaded, what loads another one, and the bundle's profile on this machine.
+"""
 
 
 def open_models(

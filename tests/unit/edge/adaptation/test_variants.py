@@ -21,9 +21,9 @@ from firstline_core.hardware.readings import NOTHING_READ, Measured, Snapshot
 from firstline_core.ids import new_request_id
 from firstline_core.telemetry import decisions
 from firstline_core.types import InferRequest, InferResponse, Privacy, Reason, Tensor, Tier
-from firstline_edge.adaptation.variants import BundleVariants
 from firstline_edge.app import EdgeAgent
 from firstline_edge.cli.explain import describe
+from firstline_edge.models.models import BundleVariants
 from firstline_edge.state import StatePaths
 
 SURE, UNSURE = (9.0, 0.0), (0.1, 0.0)
