@@ -152,14 +152,7 @@ class Agent:
         path = self.store.running(BUNDLE)
         if path is not None:
             reloading.replacements[BUNDLE] = path
-        serving = _Serving(
-            self,
-            reloading=reloading,
-            load_bundle=self._load_bundle,
-            running=self.models.find,
-            answered=self._answered,
-            read_hardware=lambda: _HARDWARE,
-        )
+        serving = _Serving(self, reloading=reloading, answered=self._answered, read_hardware=lambda: _HARDWARE)
         services = UpdateServices(self._clock, self._clock.wall_s, self._rng)
         return Updater(self.store, Installer(self._line, services), serving)
 
