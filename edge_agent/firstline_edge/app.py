@@ -108,10 +108,7 @@ async def run_agent(
                 asyncio.get_running_loop().add_signal_handler(number, event.set)
             agent.start_reloading(read, access, hangup)
             drain = Drain()
-            async with (
-                serving_grpc(agent.data_plane, access, app.bodies, drain),
-                serving(app, listeners, drain=drain),
-            ):
+            async with serving_grpc(agent.data_plane, access, app.bodies, drain), serving(app, listeners, drain=drain):
                 release_startup_memory()
                 ready(url)
                 await stop.wait()

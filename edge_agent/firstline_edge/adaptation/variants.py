@@ -5,15 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
 
 from firstline_core.clock import Clock
 from firstline_core.types import InferRequest, Privacy, Route
 from firstline_edge.cloud.client import CloudClient
 from firstline_edge.models.models import BundleVariants, VariantChoice
-
-EscalationCost: TypeAlias = Callable[[float], float]
-"""Millijoules to escalate a row, by the row's bytes."""
 
 
 @dataclass(eq=False)
@@ -24,13 +20,14 @@ class VariantChooser:
         client: predicts the time of the full model.
         clock: of deadlines.
         reserve_s: reserved of a deadline for writing the answer, at most a quarter of what is left.
-        escalation_mj: stated energy to send a row and receive its answer; 0 if it is not stated.
+        escalation_mj: returns the stated energy to send a row and receive its answer, by its bytes; 0 if it is not
+            stated.
     """
 
     client: CloudClient
     clock: Clock
     reserve_s: float
-    escalation_mj: EscalationCost
+    escalation_mj: Callable[[float], float]
 
     def choose(self, request: InferRequest, deadline_s: float, variants: BundleVariants) -> VariantChoice:
         """Returns the variant that answers the request, see `BundleVariants.choose`."""

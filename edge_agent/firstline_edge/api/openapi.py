@@ -44,10 +44,7 @@ _LAST_EVENT_ID = request_header(
 )
 
 INDEX = operation(
-    "models",
-    'Triton\'s list of models; the body is empty, or {"ready": true}.',
-    body=INDEX_BODY,
-    body_required=False,
+    "models", 'Triton\'s list of models; the body is empty, or {"ready": true}.', body=INDEX_BODY, body_required=False
 )
 ROLL_BACK = operation(
     "state",

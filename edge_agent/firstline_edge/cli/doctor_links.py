@@ -33,7 +33,6 @@ from firstline_edge.state import is_in_use
 
 _PROBES = 5
 _TIMEOUT_S = 3.0
-_CONNECTIONS = 1
 _ADVICE = "give both the same bundle: copy this device's folder {path} into the gateway's models.directory, or its here"
 
 
@@ -187,7 +186,7 @@ async def _access_findings(
     """
     token, tls = token_of(section), tls_context(section, credentials)
     try:
-        async with open_async_client(client_settings(section, tls, _CONNECTIONS)) as client:
+        async with open_async_client(client_settings(section, tls, connections=1)) as client:
             client.timeout = httpx.Timeout(_TIMEOUT_S)
             if token:
                 client.headers["Authorization"] = f"Bearer {token}"

@@ -7,12 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from firstline_core.bundle.loading import load_model, load_scorer
-from firstline_core.bundle.manifest import (
-    Manifest,
-    Model,
-    certificate_problem,
-    valid_certificate,
-)
+from firstline_core.bundle.manifest import Manifest, Model, certificate_problem, valid_certificate
 from firstline_core.bundle.store import Bundle, open_bundle, same_version
 from firstline_core.errors import ConfigError, FirstlineError
 from firstline_core.routing.policy import Policy

@@ -18,7 +18,6 @@ from firstline_edge.settings.settings import EdgeSettings
 from firstline_edge.state import StateDirectory
 
 _TIMEOUT_S = 120.0
-_MESSAGE = "Rolled back on the device."
 
 
 def command(arguments: argparse.Namespace) -> int:
@@ -48,4 +47,4 @@ def _roll_back_on_disk(settings: EdgeSettings, model: str | None) -> None:
             file.state.check_rollback(
                 f"Model {model} has no previous version" if model else "This device has no previous configuration"
             )
-            file.write(file.state.rolled_back(BY_REQUEST, _MESSAGE, time.time()))
+            file.write(file.state.rolled_back(BY_REQUEST, "Rolled back on the device.", time.time()))

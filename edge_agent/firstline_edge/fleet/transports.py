@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
 
 log = logger(__name__)
 
-_NO_CONTENT = 204
-_NOT_MODIFIED = 304
 _BACKOFF_MAX_S = 900.0
 _SPREAD = 0.2
 _DESIRED = "What the gateway desires of this device"
@@ -98,7 +97,7 @@ class HttpTransport:
                 headers = {"If-None-Match": self._etag} if self._etag else {}
                 status, response_headers, body = await self.http.exchange("GET", rest.TWIN_PATH, headers=headers)
                 self._failures = 0
-                if status == _NOT_MODIFIED:
+                if status == HTTPStatus.NOT_MODIFIED:
                     continue
                 desired = read_document(body, Desired, _DESIRED)
             except FirstlineError as error:
@@ -129,7 +128,7 @@ class HttpTransport:
         headers = {"Content-Type": "application/json"}
         content = msgspec.json.encode(document)
         status, _headers, _body = await self.http.exchange(method, path, headers=headers, content=content)
-        if status != _NO_CONTENT:  # the page of a captive portal: the gateway has not received it
+        if status != HTTPStatus.NO_CONTENT:  # the page of a captive portal: the gateway has not received it
             raise ProtocolError(
                 f"The answer to a report is not a Firstline gateway's (HTTP status {status}); check the link's url, "
                 "and whether a proxy between this device and the gateway wants a login."

@@ -15,15 +15,7 @@ from msgspec.structs import replace
 
 from firstline_core.clock import Clock
 from firstline_core.hardware.kernel_files import Tree
-from firstline_core.hardware.readings import (
-    NOTHING_READ,
-    Modelled,
-    Reading,
-    Snapshot,
-    absent_snapshot,
-    known,
-    measured,
-)
+from firstline_core.hardware.readings import NOTHING_READ, Modelled, Reading, Snapshot, absent_snapshot, known, measured
 from firstline_core.hardware.sensors import Sensors
 from firstline_core.runtime.threads import REFUSED, in_daemon_thread
 from firstline_core.telemetry.logs import logger
