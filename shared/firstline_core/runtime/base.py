@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -102,6 +103,20 @@ def pick_port(
         raise ModelLoadError(
             f"{what} has no {side} '{name}'; it has {names}{did_you_mean(name, (spec.name for spec in specs))}"
         )
+
+
+def fixed_batch(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], path: Path) -> int | None:
+    """Returns the number of rows that a model takes at once; None if it is free.
+
+    Raises:
+        ModelLoadError: there is no output, an input has no rows, or the inputs have different numbers of them.
+    """
+    if not inputs or not outputs or any(not spec.shape for spec in inputs):
+        raise ModelLoadError(f"{path}: a model needs inputs with rows on the first axis, and a tensor as output.")
+    sizes = {spec.shape[0] for spec in inputs if spec.shape[0] > 0}
+    if len(sizes) > 1:
+        raise ModelLoadError(f"{path}: the inputs have fixed batch sizes that differ: {sorted(sizes)}.")
+    return next(iter(sizes), None)
 
 
 def check_feeds(feeds: Feeds, inputs: Sequence[TensorSpec]) -> None:

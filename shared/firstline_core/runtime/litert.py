@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from firstline_core.errors import InferenceError, InvalidTensorError, ModelLoadError
-from firstline_core.runtime.base import Feeds, cast_feed, check_feeds, run_in_batches
+from firstline_core.runtime.base import Feeds, cast_feed, check_feeds, fixed_batch, run_in_batches
 from firstline_core.storage.files import naming
 from firstline_core.types import DATATYPES, Array, TensorSpec
 
@@ -190,12 +190,7 @@ class LiteRtRuntime:
         self.ranges: Mapping[str, tuple[float, float]] = {
             port.spec.name: port.range for port in self._inputs if port.range is not None
         }
-        if not self.inputs or not self.outputs or any(not spec.shape for spec in self.inputs):
-            raise ModelLoadError(f"{path}: a model needs inputs with rows on the first axis, and outputs.")
-        sizes = {spec.shape[0] for spec in self.inputs}
-        if len(sizes) > 1:
-            raise ModelLoadError(f"{path}: the inputs have batch sizes that differ: {sorted(sizes)}.")
-        self._batch = sizes.pop()
+        self._batch = fixed_batch(self.inputs, self.outputs, path) or 1
 
     def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         check_feeds(feeds, self.inputs)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from firstline_core.errors import ConfigError, InferenceError, InvalidTensorError, ModelLoadError
-from firstline_core.runtime.base import Feeds, cast_feed, check_feeds, run_in_batches
+from firstline_core.runtime.base import Feeds, cast_feed, check_feeds, fixed_batch, run_in_batches
 from firstline_core.storage.files import naming
 from firstline_core.types import DATATYPES, Array, TensorSpec
 
@@ -138,11 +138,9 @@ class OnnxRuntime:
         strings = tuple(_specs(node for node in found if node.type == _STRING))
         self.outputs = (*numbers, *strings)
         self._strings = [spec.name for spec in strings]
-        if not self.inputs or not self.outputs or any(not spec.shape for spec in self.inputs):
-            raise ModelLoadError(f"{path}: a model needs inputs with rows on the first axis, and a tensor as output.")
         self._output_names = [spec.name for spec in self.outputs]
         self._dtypes = {spec.name: DATATYPES[spec.datatype] for spec in self.inputs}
-        self._batch = _fixed_batch(self.inputs, path)
+        self._batch = fixed_batch(self.inputs, self.outputs, path)
 
     def _open(self, ort: ModuleType, model: bytes, path: Path, providers: tuple[str, ...], options: Any) -> Any:
         try:
@@ -321,13 +319,6 @@ def _specs(nodes: Any) -> list[TensorSpec]:
         )
         for node in nodes
     ]
-
-
-def _fixed_batch(inputs: tuple[TensorSpec, ...], path: Path) -> int | None:
-    sizes = {spec.shape[0] for spec in inputs if spec.shape[0] > 0}
-    if len(sizes) > 1:
-        raise ModelLoadError(f"{path}: the inputs have fixed batch sizes that differ: {sorted(sizes)}.")
-    return sizes.pop() if sizes else None
 
 
 def external_data(model: bytes) -> str | None:

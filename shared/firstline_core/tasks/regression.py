@@ -153,12 +153,9 @@ class Regression(ConfiguredTask, frozen=True, tag="regression"):
         return np.asarray(found, np.float32)
 
     def unscored(self, kind: str, steps: Sequence[PostStep]) -> str:
-        needs = kind in ("within", "spread") and not any(isinstance(step, Spread) for step in steps)
-        return (
-            "needs the step spread in its postprocessing; without it there are small_values and learned"
-            if needs
-            else ""
-        )
+        if kind in ("within", "spread") and not any(isinstance(step, Spread) for step in steps):
+            return "needs the step spread in its postprocessing; without it there are small_values and learned"
+        return ""
 
     def features(self, outputs: Arrays, evidence: Arrays) -> NDArray[np.float32]:
         """Returns the inputs of learned scores, (n, feature_count).
