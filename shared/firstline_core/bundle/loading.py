@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import cache, partial
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,21 +33,13 @@ _HIGHEST = np.finfo(np.float32).max
 log = logger(__name__)
 
 
-class Scorer(Protocol):
-    """Scores rows: higher means that the edge answer is more likely to be accepted.
+Scorer = Callable[[Arrays, Arrays], Scores]
+"""Scores n rows by their canonical outputs and evidence, (n,): higher means that the edge answer is more likely to be
+accepted.
 
-    Args:
-        outputs: canonical outputs of n rows.
-        evidence: see `Prediction`.
-
-    Returns:
-        (n,) float32.
-
-    Raises:
-        InvalidTensorError: the score needs evidence that the model does not give.
-    """
-
-    def __call__(self, outputs: Arrays, evidence: Arrays, /) -> Scores: ...
+Raises:
+    InvalidTensorError: the score needs evidence that the model does not give.
+"""
 
 
 def scorer(task: Task, declared: Score) -> Scorer:
