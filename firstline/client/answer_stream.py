@@ -17,10 +17,9 @@ from typing import Generic
 from urllib.parse import quote
 
 import httpx
-import orjson
 
 from firstline.client import connection
-from firstline.client.calls import Answered, Call, check_request_id, read_infer
+from firstline.client.calls import Answered, Call, check_request_id, json_from, read_infer
 from firstline.client.results import Prediction, prediction_from
 from firstline.client.retries import is_temporary
 from firstline_core.errors import (
@@ -250,13 +249,7 @@ def _tensors(data: bytes) -> InferResponse:
 
 
 def _prediction(data: bytes, sent_id: str) -> Prediction:
-    try:
-        document = orjson.loads(data)
-    except orjson.JSONDecodeError as error:
-        raise ProtocolError("The event stream has an event that is not JSON.") from error
-    if not isinstance(document, dict):
-        raise ProtocolError("The event stream has an event that is not a JSON object.")
-    return prediction_from(document, "The event stream", sent_id)
+    return prediction_from(json_from(data, "The event stream"), "The event stream", sent_id)
 
 
 def follow(http: httpx.Client, following: Following[Answered]) -> Iterator[Answered]:

@@ -17,6 +17,7 @@ from typing import Any, Generic, Literal, TypeAlias, TypedDict, TypeVar
 from urllib.parse import quote
 
 import httpx
+import msgspec
 import numpy as np
 import orjson
 from msgspec import structs
@@ -37,6 +38,7 @@ from firstline_core.protocol.http import error_from
 from firstline_core.protocol.parameters import timeout_us
 from firstline_core.protocol.tensors import shown
 from firstline_core.storage.files import unreadable
+from firstline_core.storage.structs import fault_of
 from firstline_core.telemetry.trace import restored
 from firstline_core.telemetry.wording import counted
 from firstline_core.types import (
@@ -51,7 +53,6 @@ from firstline_core.types import (
     RequestedOutput,
     Route,
     Tensor,
-    TensorSpec,
     Wait,
     object_array,
 )
@@ -335,19 +336,12 @@ def metadata(model: str, version: str | int = "") -> Call[ModelMetadata]:
 
 def read_metadata(response: httpx.Response) -> ModelMetadata:
     """Returns the model's inputs and outputs."""
-    document = _json(response)
+    document = {"versions": (), "platform": ""} | _json(response)
+    document["task"] = read_task(document.get("task"))
     try:
-        return ModelMetadata(
-            name=document["name"],
-            versions=tuple(document.get("versions", ())),
-            platform=document.get("platform", ""),
-            inputs=tuple(_spec(spec) for spec in document["inputs"]),
-            outputs=tuple(_spec(spec) for spec in document["outputs"]),
-            labels=tuple(document.get("labels", ())),
-            task=read_task(document.get("task")),
-        )
-    except (KeyError, TypeError) as error:
-        raise ProtocolError(f"{response.url} did not describe a V2 model: {error}.") from error
+        return msgspec.convert(document, ModelMetadata)
+    except msgspec.ValidationError as error:
+        raise ProtocolError(f"{response.url} did not describe a V2 model: {fault_of(error)}.") from error
 
 
 def models() -> Call[dict[str, tuple[str, ...]]]:
@@ -465,10 +459,6 @@ def _source(options: RequestOptions) -> str:
     return source
 
 
-def _spec(spec: dict[str, Any]) -> TensorSpec:
-    return TensorSpec(spec["name"], spec["datatype"], tuple(spec["shape"]))
-
-
 def _check(response: httpx.Response) -> None:
     if response.status_code == httpx.codes.OK:
         return
@@ -476,7 +466,7 @@ def _check(response: httpx.Response) -> None:
         raise NotReadyError("The job is not answered yet; ask again in a moment.", retry_after_s=1.0)
     error = error_from(response.status_code, response.content, response.headers)
     # A proxy or another server at this address also answers 404, which says nothing about the request.
-    if type(error) in (RequestError, UnknownModelError, ProtocolError) and not _has_sentence(response.content):
+    if type(error) in (RequestError, UnknownModelError, ProtocolError) and not _has_sentence(response):
         raise ProtocolError(
             f"{response.url} answered with HTTP status {response.status_code}, and not as a V2 server does; "
             "is the address right?"
@@ -484,22 +474,27 @@ def _check(response: httpx.Response) -> None:
     raise error
 
 
-def _has_sentence(body: bytes) -> bool:
-    try:
-        document = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        return False
-    return isinstance(document, dict) and isinstance(document.get("error"), str)
+def _has_sentence(response: httpx.Response) -> bool:
+    return isinstance(http.json_object(response.content).get("error"), str)
 
 
 def _json(response: httpx.Response) -> dict[str, Any]:
     _check(response)
+    return json_from(response.content, str(response.url))
+
+
+def json_from(content: bytes, source: str) -> dict[str, Any]:
+    """Returns the JSON object that a server sent.
+
+    Raises:
+        ProtocolError: it is something else; names the source.
+    """
     try:
-        document = orjson.loads(response.content)
+        document = orjson.loads(content)
     except orjson.JSONDecodeError as error:
-        raise ProtocolError(f"{response.url} did not answer in JSON.") from error
+        raise ProtocolError(f"{source} sent an answer that is not JSON.") from error
     if not isinstance(document, dict):
-        raise ProtocolError(f"{response.url} did not answer with a JSON object.")
+        raise ProtocolError(f"{source} sent an answer that is not a JSON object.")
     return document
 
 
