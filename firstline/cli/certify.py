@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -22,11 +21,9 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from firstline.cli.promises import caveats, promises_text
-    from firstline.cli.score_table import read_table
     from firstline.client.sync_client import Client
     from firstline.workbench.bundle import refuse_overwriting
     from firstline.workbench.certify import (
-        Audits,
         Certification,
         GroupsResult,
         Terms,
@@ -43,6 +40,7 @@ if TYPE_CHECKING:
     from firstline.workbench.evidence import Evidence, gather, gather_from_agent, require_labels
     from firstline.workbench.promises import parse_promises, require_event
     from firstline.workbench.row_checks import require_independent_rows
+    from firstline.workbench.score_table import read_score_table
     from firstline.workbench.selection import (
         BEST,
         LEARNED,
@@ -328,34 +326,25 @@ def _certify_data(
 
 def _certify_scores(source: str, terms: Terms) -> tuple[CertificationResult, Report]:
     """Certifies a table of scores without a bundle; returns the result and its report."""
-    rows = read_table(source)
-    losses = [1 - row.agree for row in rows]
+    table = read_score_table(source)
     result = certify_weighted(
-        [row.score for row in rows],
-        losses,
-        [row.weight for row in rows],
+        table.scores,
+        table.losses,
+        table.weights,
         terms.epsilon,
         terms.delta,
         select_fraction=terms.select_fraction or 0.0,
         seed=terms.seed,
     )
-    return result, Report(asdict(result), edge_sentence(result, terms, graded=is_graded(losses)))
+    return result, Report(asdict(result), edge_sentence(result, terms, graded=is_graded(table.losses)))
 
 
 def _certify_audits(
     source: str, bundle: Bundle, contract: ContractOptions, terms: Terms
 ) -> tuple[Certification, dict[str, int]]:
     """Certifies a bundle by the audits of a device; also returns how many random rows each model was checked with."""
-    rows = read_table(source, bundle.manifest.task.events)
+    audits = read_score_table(source, bundle.manifest.task.events)
     rows_checked = require_independent_rows(bundle, bundle.manifest.models)
-    seen = set().union(*(row.events for row in rows))
-    audits = Audits(
-        [row.score for row in rows],
-        [1 - row.agree for row in rows],
-        {event: [row.events.get(event, math.nan) for row in rows] for event in seen},
-        [row.weight for row in rows],
-        {row.certificate for row in rows},
-    )
     certified = certify_field if contract.plain and contract.epsilon is not None else certify_field_promises
     return certified(bundle, audits, terms), rows_checked
 

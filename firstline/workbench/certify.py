@@ -28,6 +28,7 @@ from firstline.workbench.promises import (
     usual_answer,
 )
 from firstline.workbench.quality import require_fitting_labels
+from firstline.workbench.score_table import ScoreTable
 from firstline.workbench.selection import (
     BEST,
     SELECT_FRACTION,
@@ -406,26 +407,7 @@ def _certify_all_groups(
     return result, selection
 
 
-@dataclass(frozen=True, slots=True)
-class Audits:
-    """The audited rows of a device.
-
-    Attributes:
-        scores: (n,) of the edge model, by the bundle's score.
-        losses: (n,) of the task against the full model's answer, in [0, 1].
-        events: (n,) losses by event, NaN in rows in which it cannot occur; an event without audits may be absent.
-        weights: (n,) in proportion to one over the probability with which a row was drawn.
-        certificates: keys of the records that the device kept the rows for.
-    """
-
-    scores: Sequence[float]
-    losses: Sequence[float]
-    events: Mapping[str, Sequence[float]]
-    weights: Sequence[float]
-    certificates: set[str]
-
-
-def certify_field(bundle: Bundle, audits: Audits, terms: Terms) -> Certification:
+def certify_field(bundle: Bundle, audits: ScoreTable, terms: Terms) -> Certification:
     """Certifies a bundle again on a device's audits: always the agreement of accepted answers with the full model.
 
     Args:
@@ -436,7 +418,7 @@ def certify_field(bundle: Bundle, audits: Audits, terms: Terms) -> Certification
     Raises:
         ConfigError: rows of another bundle, version, model or score; or as for `certify_weighted`.
     """
-    scores, weights = np.array(audits.scores), np.array(audits.weights)
+    scores, weights = audits.scores, audits.weights
     variant, _ = _audited_variant(bundle.manifest, audits.certificates)
     fraction = terms.select_fraction or 0.0
     result = certify_weighted(
@@ -447,7 +429,7 @@ def certify_field(bundle: Bundle, audits: Audits, terms: Terms) -> Certification
     return _with_certificate(bundle, found, audit_epsilon=terms.epsilon, weights=weights)
 
 
-def certify_field_promises(bundle: Bundle, audits: Audits, terms: Terms) -> Certification:
+def certify_field_promises(bundle: Bundle, audits: ScoreTable, terms: Terms) -> Certification:
     """Certifies promises about events again on a device's audits.
 
     Args:
@@ -472,9 +454,9 @@ def certify_field_promises(bundle: Bundle, audits: Audits, terms: Terms) -> Cert
             f"The audits say nothing about '{unknown[0]}', because the certificate did not promise it; they are about "
             f"{audited}. Certify it on data with --data."
         )
-    scores, weights = np.array(audits.scores), np.array(audits.weights)
+    scores, weights = audits.scores, audits.weights
     absent = np.full(len(scores), np.nan)
-    by_event = {name: np.array(audits.events.get(name, absent)) for name in promises}
+    by_event = {name: audits.events.get(name, absent) for name in promises}
     can_occur = {name: ~np.isnan(loss) for name, loss in by_event.items()}
     seed, fraction = terms.seed, terms.select_fraction
     if fraction is None:
@@ -497,7 +479,7 @@ def certify_field_promises(bundle: Bundle, audits: Audits, terms: Terms) -> Cert
     return _with_certificate(bundle, renewed, audit_epsilon=None, contract="events", weights=weights)
 
 
-def _audited_variant(manifest: Manifest, keys: set[str]) -> tuple[Model, Certificate]:
+def _audited_variant(manifest: Manifest, keys: frozenset[str]) -> tuple[Model, Certificate]:
     """Scores of another model, or of another score, would certify nothing of this one."""
     for variant in manifest.edge:
         certificate = valid_certificate(manifest, variant)
