@@ -12,7 +12,7 @@ from firstline.cli.command import Report, command, command_group
 from firstline.cli.options import GatewayOptions
 from firstline.cli.output import date, table
 from firstline_core.errors import ConfigError
-from firstline_core.storage.files import naming, system_reason, unreadable
+from firstline_core.storage.files import naming, read_limited
 from firstline_core.storage.structs import fault_of
 from firstline_core.telemetry.wording import counted
 
@@ -69,10 +69,8 @@ def verify(
             )
         number, sha256 = verify_log(fleet.rollouts.audit_log(), [now, *([saved] if saved is not None else [])])
     if keep is not None:
-        try:
+        with naming(keep, "written"):
             keep.write_bytes(msgspec.json.encode(now))
-        except OSError as error:
-            raise ConfigError(f"The head cannot be kept in {keep}: {system_reason(error)}.") from error
     since = f", and contains the head of {date(saved.at_s)}" if saved is not None else ""
     return Report(
         {"entries": number, "sha256": sha256, "head": now},
@@ -129,11 +127,10 @@ def _of_export(file: Path, saved: Head | None, public_key: str) -> Report:
 def _read(file: Path) -> Head:
     from firstline_core.fleet.audit_log import Head
 
+    with naming(file):
+        content = read_limited(file, _HEAD_BYTES)
     try:
-        with file.open("rb") as stream:
-            return msgspec.json.decode(stream.read(_HEAD_BYTES), type=Head)
-    except OSError as error:
-        raise ConfigError(f"{file} {unreadable(error)}") from error
+        return msgspec.json.decode(content, type=Head)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise ConfigError(
             f"{file} is not the head of an audit log ({fault_of(error)}); name the file that `firstline audit export` "

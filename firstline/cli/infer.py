@@ -27,7 +27,7 @@ from firstline_core.errors import (
     UnauthorizedError,
     UnknownModelError,
 )
-from firstline_core.storage.files import did_you_mean_file, naming, unreadable
+from firstline_core.storage.files import did_you_mean_file, naming
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -169,10 +169,8 @@ def _save(picture: Image.Image, folder: Path, name: Path) -> None:
 
 
 def _read(file: Path) -> bytes:
-    try:
+    with naming("it", refusal=InvalidTensorError):
         content = file.read_bytes()
-    except OSError as error:
-        raise InvalidTensorError(f"it {unreadable(error)}") from error
     if not content:
         raise InvalidTensorError("it is empty; name a file with content.")
     return content

@@ -14,7 +14,7 @@ from firstline.cli.command import EXIT_FAILED, Report, command, command_group
 from firstline.cli.options import GatewayOptions, KeysFolder, RootKeys, SigningKeys
 from firstline.cli.output import date, table, warn
 from firstline_core.errors import ConfigError
-from firstline_core.storage.files import unreadable
+from firstline_core.storage.files import naming, read_limited
 from firstline_core.storage.structs import fault_of
 from firstline_core.telemetry.wording import counted
 
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from firstline.release import publishing, roles
     from firstline.release.keyring import Keyring, short
     from firstline_core.fleet.registry import OnlineKey, expiry_warnings
+
+_KEY_BYTES = 64 * 1024
 
 app = command_group("Create, check, rotate and revoke the signing keys of a fleet.")
 
@@ -269,10 +271,10 @@ def _published(
 
 
 def _online_key(file: Path) -> OnlineKey:
+    with naming(file):
+        content = read_limited(file, _KEY_BYTES)
     try:
-        return msgspec.json.decode(file.read_bytes()[:65_536], type=OnlineKey)
-    except OSError as error:
-        raise ConfigError(f"{file} {unreadable(error)}") from error
+        return msgspec.json.decode(content, type=OnlineKey)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ConfigError(
             f"{file} holds no gateway's online key: {fault_of(error)}; fetch it from GET /fleet/v1/registry/online-key."

@@ -13,7 +13,7 @@ import msgspec
 from firstline_core.errors import ConfigError, IntegrityError
 from firstline_core.fleet.audit_log import Entry, Head, verify_log
 from firstline_core.fleet.persons import person_and_key
-from firstline_core.storage.files import system_reason
+from firstline_core.storage.files import naming
 from firstline_core.storage.structs import fault_of
 
 _ADDED = ("person", "key")
@@ -48,11 +48,9 @@ def write_export(file: Path, entries: list[Entry], head: Head) -> None:
         ConfigError: a file cannot be written.
     """
     _verify(entries, head, [])
-    try:
+    with naming(f"The export {file}", "written"):
         file.write_bytes(_csv(entries) if file.suffix == ".csv" else _jsonl(entries))
         head_of(file).write_bytes(msgspec.json.encode(head))
-    except OSError as error:
-        raise ConfigError(f"The export cannot be written to {file}: {system_reason(error)}.") from error
 
 
 def check_key(head: Head, known: str) -> None:

@@ -34,7 +34,7 @@ from tuf.api.metadata import Metadata, Root, Targets
 from firstline.release import roles
 from firstline_core.errors import ConfigError, UpdateError
 from firstline_core.fleet.registry import OnlineKey
-from firstline_core.storage.files import make_folder, naming, system_reason, unwritable, write_whole
+from firstline_core.storage.files import make_folder, naming, write_whole
 
 _ROOT = re.compile(r"([1-9][0-9]{0,8})\.root\.json")
 _KEY = re.compile(r"(root|targets)-([0-9a-f]{8})\.key")
@@ -254,18 +254,12 @@ class Keyring:
             )
 
     def _read(self, path: Path) -> bytes:
-        try:
+        with naming(f"The keys' folder {self.folder} cannot be used: {path}"):
             return path.read_bytes()
-        except OSError as error:
-            raise ConfigError(
-                f"{path} cannot be read: {system_reason(error)}; is {self.folder} the keys' folder?"
-            ) from error
 
     def _write(self, name: str, content: bytes) -> None:
-        try:
+        with naming(self.metadata / name, "written", UpdateError):
             write_whole(self.metadata / name, content)
-        except OSError as error:
-            raise UpdateError(f"{self.metadata / name} {unwritable(error)}") from error
 
 
 def short(keyid: str) -> str:

@@ -30,7 +30,7 @@ from firstline_core.errors import (
 )
 from firstline_core.fleet.configuration import LIMIT_BYTES, configuration_path, parse_configuration
 from firstline_core.fleet.target import ExtraNeeds, bundle_of_target, target_fields, target_path
-from firstline_core.storage.files import naming, read_limited, unreadable
+from firstline_core.storage.files import naming, read_limited
 
 # If several machines push at the same moment, one is first; the others sign again on top of what it has published.
 _TRIES = 5
@@ -299,8 +299,5 @@ def _bundle_targets(bundle: Bundle, extra_needs: Mapping[str, ExtraNeeds]) -> tu
 
 
 def _digest_and_size(path: Path) -> tuple[str, int]:
-    try:
-        with path.open("rb") as stream:
-            return file_digest(stream, "sha256").hexdigest(), stream.tell()
-    except OSError as error:
-        raise IntegrityError(f"{path} {unreadable(error)}") from error
+    with naming(path, refusal=IntegrityError), path.open("rb") as stream:
+        return file_digest(stream, "sha256").hexdigest(), stream.tell()

@@ -21,7 +21,7 @@ from firstline.workbench.evaluate import Evaluation, Measured
 from firstline.workbench.report_data import Disagreement, ReportData, disagreements, quality_of, report_data
 from firstline_core.errors import ConfigError
 from firstline_core.routing.certificate import points
-from firstline_core.storage.files import system_reason
+from firstline_core.storage.files import naming
 
 if TYPE_CHECKING:
     from firstline.workbench.plots import Plot
@@ -40,12 +40,8 @@ def require_drawing(folder: Path) -> None:
         ConfigError: matplotlib is not installed, or the folder cannot be made.
     """
     _plots()
-    try:
+    with naming(f"The folder of plots {folder}", "written"):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(
-            f"The folder {folder} cannot be made: {system_reason(error)}; name another with --plots."
-        ) from error
 
 
 def write_report(measured: Measured, evaluation: Evaluation, folder: Path) -> Path:
@@ -68,7 +64,7 @@ def write_report(measured: Measured, evaluation: Evaluation, folder: Path) -> Pa
     title = f"{measured.manifest.name} version {measured.manifest.version}"
     labelled = "rows" if measured.truth is None else "labelled rows"
     sections = []
-    try:
+    with naming(f"The folder of plots {folder}", "written"):
         for edge, variant in zip(measured.edges, evaluation.variants, strict=True):
             data = report_data(measured, edge, quality_of(variant, evaluation))
             plots = list(_plots().drawn(data))
@@ -78,8 +74,6 @@ def write_report(measured: Measured, evaluation: Evaluation, folder: Path) -> Pa
             sections.append(section(data, plots, list(pictures)))
         about = f"Measured on {len(measured.sizes)} {labelled} of {measured.dataset.path.name}."
         (folder / PAGE_NAME).write_text(html(title, about, sections), encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"The plots cannot be written to {folder}: {system_reason(error)}.") from error
     return folder / PAGE_NAME
 
 
