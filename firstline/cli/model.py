@@ -22,7 +22,7 @@ from firstline.cli.options import (
 )
 from firstline.cli.output import bytes_progress, size, table, warn
 from firstline_core.errors import ConfigError, NotFoundError
-from firstline_core.storage.files import naming
+from firstline_core.storage.files import system_reason
 from firstline_core.telemetry.wording import counted
 
 if TYPE_CHECKING:
@@ -145,8 +145,13 @@ def pull(
     keyring = keys.keyring()
     anchor = root or keyring.anchor
     trust_folder = keyring.trust if root is None else folder.absolute().parent / ".firstline-trust"
-    with naming(f"The first root metadata (--root) {anchor}"):
+    try:
         anchor_content = anchor.read_bytes()
+    except OSError as error:
+        raise ConfigError(
+            f"{anchor} cannot be read: {system_reason(error)}; name the first root metadata with "
+            "--root, which lies with the signing keys."
+        ) from error
     with gateway.registry(model) as registry, bytes_progress("fetching") as report:
         trust = Trust(trust_folder, registry.metadata, anchor=anchor_content, now_s=time.time)
         pulled = pull_bundle(trust, registry, model, _version(registry, model, version), folder, report=report)
