@@ -197,7 +197,6 @@ IMAGES = _images()
 SMALL = [
     format_join_token(format_secret(bytes(SECRET_BYTES)), bytes(32)).encode(),
     error_body(RequestError("No.", retry_after_s=3.0)),
-    b'id: 1\ndata: {"a":1}\n\n:\n\nid: 2\ndata: {}\n\n',
     (CHECKOUT / "models/digits/bundle/full.onnx").read_bytes()[:4000],
 ]
 

@@ -17,7 +17,6 @@ from bench.fuzzing.gateway_answers import make_answer, read_answer
 from bench.fuzzing.graphs import check_graph, graph_input
 from bench.fuzzing.image_headers import make_image, read_image
 from bench.fuzzing.mutation import NUMBERS, WORDS, altered, damaged
-from firstline.client.answer_stream import EventReader
 from firstline_core.bundle.manifest import encode_manifest, parse_manifest
 from firstline_core.errors import (
     ConfigError,
@@ -225,8 +224,6 @@ def _read_small(found: Input) -> object:
         return parse_join_token(content.decode("utf-8", "replace"))
     if which == 1:
         return error_from(content[0] * 2 if content else 500, content, {"retry-after": "9" * len(content)})
-    if which == 2:
-        return EventReader(1000).read(content)
     try:
         return external_data(content)
     except ValueError:  # the caller reports that the file is not a model
@@ -245,5 +242,5 @@ TARGETS: Sequence[Target] = (
     Target("audio files", make_audio, read_audio, (RequestError,), 0.2),
     Target("certificates, and requests for them", _certificate, _read_certificate, (RequestError,), 0.05),
     Target("graphs whose rows depend on each other", graph_input, check_graph, (InferenceError,), 0.005),
-    Target("tokens, errors, events, ONNX files", _small, _read_small, (ConfigError, ProtocolError), 0.05),
+    Target("tokens, errors, ONNX files", _small, _read_small, (ConfigError, ProtocolError), 0.05),
 )

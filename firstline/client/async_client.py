@@ -10,8 +10,8 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar, cast
 
 import httpx
 
-from firstline.client import answer_stream
-from firstline.client.calls import Call
+from firstline.client import retries
+from firstline.client.calls import Answered, Call
 from firstline.client.connection import BaseClient, link_error, read_whole_async, this_loop
 from firstline.client.infer_many import in_tasks
 from firstline.client.retries import Steps
@@ -48,7 +48,6 @@ class AsyncClient(BaseClient[httpx.AsyncClient]):
     _open = staticmethod(open_async_client)
     _place = staticmethod(this_loop)
     _many = staticmethod(in_tasks)
-    _follow = staticmethod(answer_stream.follow_async)
 
     async def __aenter__(self) -> Self:
         return self
@@ -96,6 +95,14 @@ class AsyncClient(BaseClient[httpx.AsyncClient]):
             if (connection := response.extensions.get("network_stream")) is not None:
                 await connection.aclose()
             raise
+
+    async def _follow(
+        self, first: Steps[Answered], later: Callable[[str], Call[Answered]], patience_s: float
+    ) -> AsyncIterator[Answered]:
+        answered = await self._run(first)
+        yield answered
+        if request_id := retries.provisional_id(answered):
+            yield await self._run(self._followed(later(request_id), patience_s))
 
     async def _run(self, steps: Steps[T]) -> T:
         """Sends the calls of some steps, and waits between them."""

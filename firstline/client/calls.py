@@ -236,15 +236,23 @@ def infer_file(model: str, file: str | Path | bytes, options: FileOptions, *, cl
         params["priority"] = str(_priority(options))
     if source := _source(options):
         params["source"] = source
-    params |= {name: str(options[name]) for name in ("min_score", "max_objects", "masks") if name in options}
-    if "classes" in options:
-        if isinstance(options["classes"], str):
-            raise InvalidTensorError(f"classes is the string {shown(options['classes'])}; give a list of labels.")
-        params["classes"] = list(options["classes"])  # repeated, because labels may hold commas
+    params |= _selection(options)
     path = f"/firstline/v1/models/{quote(model, safe='')}/infer"
     headers = {http.CONTENT_TYPE: http.BINARY_TYPE} | _traced(options)
     sent_id = params["id"] = client_id or new_request_id()
     return Call("POST", path, partial(read_prediction, sent_id=sent_id), content, headers, params)
+
+
+def _selection(options: FileOptions) -> dict[str, Any]:
+    """Returns the parameters that select what an answer shows."""
+    params: dict[str, Any] = {
+        name: str(options[name]) for name in ("min_score", "max_objects", "masks") if name in options
+    }
+    if "classes" in options:
+        if isinstance(options["classes"], str):
+            raise InvalidTensorError(f"classes is the string {shown(options['classes'])}; give a list of labels.")
+        params["classes"] = list(options["classes"])  # repeated, because labels may hold commas
+    return params
 
 
 def check_files(files: Iterable[str | Path | bytes]) -> None:
@@ -299,9 +307,10 @@ def answer(request_id: str) -> Call[InferResponse]:
     return Call("GET", _answer_path(request_id), partial(_read_answer, read_infer, request_id), params={"form": "v2"})
 
 
-def prediction(request_id: str) -> Call[Prediction]:
-    """Returns the request for the latest answer with an id, as a typed answer."""
-    return Call("GET", _answer_path(request_id), partial(_read_answer, read_prediction, request_id))
+def prediction(request_id: str, options: FileOptions) -> Call[Prediction]:
+    """Returns the request for the latest answer with an id, as a typed answer that shows what the options select."""
+    read = partial(_read_answer, read_prediction, request_id)
+    return Call("GET", _answer_path(request_id), read, params=_selection(options))
 
 
 def _answer_path(request_id: str) -> str:
@@ -480,21 +489,12 @@ def _has_sentence(response: httpx.Response) -> bool:
 
 def _json(response: httpx.Response) -> dict[str, Any]:
     _check(response)
-    return json_from(response.content, str(response.url))
-
-
-def json_from(content: bytes, source: str) -> dict[str, Any]:
-    """Returns the JSON object that a server sent.
-
-    Raises:
-        ProtocolError: it is something else; names the source.
-    """
     try:
-        document = orjson.loads(content)
+        document = orjson.loads(response.content)
     except orjson.JSONDecodeError as error:
-        raise ProtocolError(f"{source} sent an answer that is not JSON.") from error
+        raise ProtocolError(f"{response.url} did not answer in JSON.") from error
     if not isinstance(document, dict):
-        raise ProtocolError(f"{source} sent an answer that is not a JSON object.")
+        raise ProtocolError(f"{response.url} did not answer with a JSON object.")
     return document
 
 

@@ -11,8 +11,8 @@ from typing import Any, Generic, TypeVar
 
 import httpx
 
-from firstline.client.calls import Call
-from firstline.client.retries import Steps, job_result
+from firstline.client.calls import Answered, Call
+from firstline.client.retries import Steps, followed, job_result
 from firstline_core.errors import (
     ConfigError,
     FirstlineError,
@@ -110,6 +110,9 @@ class BaseClient(ABC, Generic[Http]):
 
     def _job_result(self, call: Call[T], job_id: str, timeout_s: float) -> Steps[T]:
         return job_result(call, job_id, timeout_s=timeout_s, silence_s=self._timeout_s / 2)
+
+    def _followed(self, call: Call[Answered], patience_s: float, *, final: bool = True) -> Steps[Answered]:
+        return followed(call, patience_s=patience_s, silence_s=self._timeout_s / 2, final=final)
 
     @property
     def url(self) -> str:

@@ -13,7 +13,6 @@ from firstline.client.retries import Outcome, Steps
 from firstline_core.clock import end_tasks
 
 DEFAULT_IN_FLIGHT = 16
-DEFAULT_PATIENCE_S = 60.0
 
 T = TypeVar("T")
 

@@ -12,12 +12,14 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any, Generic, TypeAlias, TypeVar
 
-from firstline.client.calls import Call, answer, ending, long_polling
+from firstline.client.calls import Answered, Call, answer, ending, long_polling
+from firstline.client.results import Prediction
 from firstline_core.errors import (
     CapacityError,
     DeadlineExceededError,
     FirstlineError,
     LinkError,
+    NotReadyError,
     ProtocolError,
     RemoteTimeoutError,
 )
@@ -29,7 +31,9 @@ T = TypeVar("T")
 Steps: TypeAlias = Generator[Call[Any] | float, Any, T]
 """Yields calls and waiting times (seconds), receives the calls' answers, and returns a result."""
 
+DEFAULT_PATIENCE_S = 60.0
 _POLL_S = 0.1
+_FOLLOW_S, _FOLLOW_MAX_S = 0.02, 1.0
 _BACKOFF_S = 0.1
 _BACKOFF_MAX_S = 5.0
 _RNG = random.Random()  # noqa: S311 (jitter)
@@ -126,10 +130,50 @@ def final_answer(request_id: str, *, timeout_s: float) -> Steps[InferResponse]:
             if not is_temporary(error) or time.monotonic() >= end_s:
                 raise
         else:
-            if latest.answer is None or latest.answer.status is not Status.PROVISIONAL:
+            if not provisional_id(latest):
                 return latest
             if time.monotonic() >= end_s:
                 raise RemoteTimeoutError(
                     f"The answer {request_id} was still provisional after {timeout_s} s; ask again later."
                 )
         yield _POLL_S
+
+
+def provisional_id(answered: InferResponse | Prediction) -> str:
+    """Returns the id under which the final answer comes after a provisional one; "" for any other answer."""
+    described = answered.answer
+    return described.request_id if described is not None and described.status is Status.PROVISIONAL else ""
+
+
+def once(call: Call[T]) -> Steps[T]:
+    """Sends a call once."""
+    result: T = yield call
+    return result
+
+
+def followed(call: Call[Answered], *, patience_s: float, silence_s: float, final: bool = True) -> Steps[Answered]:
+    """Repeats a call until the answer is final. Each wait is twice the one before, so at most as long as all of them.
+
+    Args:
+        call: for the answer with an id; a gateway holds it until the job is answered.
+        patience_s: how long to repeat it while the server is overloaded or cannot be reached (seconds).
+        silence_s: how long the server may stay silent (seconds).
+        final: whether to wait while the answer is provisional; otherwise only while there is none, as of a job.
+    """
+    reached_s, wait_s = time.monotonic(), _FOLLOW_S
+    while True:
+        asked_for_s = 0.0
+        try:
+            answered: Answered = yield long_polling(call, silence_s)
+        except NotReadyError:  # the job is not answered yet
+            reached_s = time.monotonic()
+        except FirstlineError as error:
+            if not is_temporary(error) or time.monotonic() - reached_s >= patience_s:
+                raise
+            asked_for_s = error.retry_after_s or 0.0
+        else:
+            if not (final and provisional_id(answered)):
+                return answered
+            reached_s = time.monotonic()
+        yield max(asked_for_s, wait_s)
+        wait_s = min(2 * wait_s, _FOLLOW_MAX_S)

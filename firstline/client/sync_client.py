@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -14,14 +14,12 @@ from typing import Any, Self, TypeVar, Unpack
 
 import httpx
 
-from firstline.client import answer_stream, calls, retries
-from firstline.client.answer_stream import DEFAULT_PATIENCE_S
-from firstline.client.calls import Call, FileOptions, Inputs, RequestOptions
+from firstline.client import calls, retries
+from firstline.client.calls import Answered, Call, FileOptions, Inputs, RequestOptions
 from firstline.client.connection import DEFAULT_TIMEOUT_S, BaseClient, link_error, read_whole, this_process
 from firstline.client.infer_many import DEFAULT_IN_FLIGHT, Pause, Progress, in_threads
-from firstline.client.infer_many import DEFAULT_PATIENCE_S as RETRY_PATIENCE_S
 from firstline.client.results import Prediction
-from firstline.client.retries import Outcome, Steps
+from firstline.client.retries import DEFAULT_PATIENCE_S, Outcome, Steps
 from firstline_core.errors import FirstlineError, ProtocolError
 from firstline_core.protocol.http_client import open_client
 from firstline_core.types import InferResponse, ModelMetadata, Wait
@@ -52,7 +50,6 @@ class Client(BaseClient[httpx.Client]):
     _open = staticmethod(open_client)
     _place = staticmethod(this_process)
     _many = staticmethod(in_threads)
-    _follow = staticmethod(answer_stream.follow)
 
     def __enter__(self) -> Self:
         return self
@@ -100,7 +97,7 @@ class Client(BaseClient[httpx.Client]):
         outputs: Sequence[str] = (),
         in_flight: int = DEFAULT_IN_FLIGHT,
         ordered: bool = True,
-        patience_s: float = RETRY_PATIENCE_S,
+        patience_s: float = DEFAULT_PATIENCE_S,
         on_progress: Progress | None = None,
         **options: Unpack[RequestOptions],
     ) -> Iterator[Outcome[InferResponse]]:
@@ -156,7 +153,7 @@ class Client(BaseClient[httpx.Client]):
 
     def result_file(self, job_id: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Prediction:
         """Like `result`, as a typed answer, for a job of `submit_file`."""
-        return self._run(self._job_result(calls.prediction(job_id), job_id, timeout_s))
+        return self._run(self._job_result(calls.prediction(job_id, {}), job_id, timeout_s))
 
     def forget(self, job_id: str) -> None:
         """Deletes a job and its answer from the gateway; a job that has not begun is not run."""
@@ -193,7 +190,7 @@ class Client(BaseClient[httpx.Client]):
         *,
         in_flight: int = DEFAULT_IN_FLIGHT,
         ordered: bool = True,
-        patience_s: float = RETRY_PATIENCE_S,
+        patience_s: float = DEFAULT_PATIENCE_S,
         on_progress: Progress | None = None,
         **options: Unpack[FileOptions],
     ) -> Iterator[Outcome[Prediction]]:
@@ -224,7 +221,7 @@ class Client(BaseClient[httpx.Client]):
 
     def prediction(self, request_id: str) -> Prediction:
         """Like `answer`, as a typed answer."""
-        return self._send(calls.prediction(request_id))
+        return self._send(calls.prediction(request_id, {}))
 
     def wait_for_final(self, request_id: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> InferResponse:
         """Polls until the answer with an id is final or expired, also while the agent restarts.
@@ -238,18 +235,17 @@ class Client(BaseClient[httpx.Client]):
         return self._run(retries.final_answer(request_id, timeout_s=timeout_s))
 
     def events(self, request_id: str, *, patience_s: float = DEFAULT_PATIENCE_S) -> Iterator[InferResponse]:
-        """Yields the current answer to a request of yours, then the final one as soon as the agent has it.
-
-        Reconnects if the connection drops: no answer is missed or repeated.
+        """Yields the current answer to a request of yours, then the final one, for which it polls.
 
         Args:
             request_id: id of a provisional answer.
-            patience_s: how long to retry while the agent cannot be reached (seconds).
+            patience_s: how long to retry while the agent is overloaded or cannot be reached (seconds).
 
         Raises:
             UnknownAnswerError: there is no answer with this id for you.
         """
-        return self._follow(self._http, answer_stream.tensors_of(request_id, patience_s))
+        first = self._followed(calls.answer(request_id), patience_s, final=False)
+        return self._follow(first, calls.answer, patience_s)
 
     def stream_file(
         self,
@@ -259,7 +255,7 @@ class Client(BaseClient[httpx.Client]):
         patience_s: float = DEFAULT_PATIENCE_S,
         **options: Unpack[FileOptions],
     ) -> Iterator[Prediction]:
-        """Runs the model on one file in one call: yields the first usable answer, then a better one if one is expected.
+        """Runs the model on one file: yields the first usable answer, then a better one if one is expected.
 
         Args:
             model: the bundle's name.
@@ -268,7 +264,7 @@ class Client(BaseClient[httpx.Client]):
             **options: see `FileOptions`; `wait` is "first" by default.
         """
         call = calls.infer_file(model, file, {"wait": Wait.FIRST, **options})
-        return self._follow(self._http, answer_stream.prediction_of(call, patience_s))
+        return self._follow(retries.once(call), partial(calls.prediction, options=options), patience_s)
 
     def metadata(self, model: str, version: str | int = "") -> ModelMetadata:
         """Returns a model's inputs, outputs and labels."""
@@ -298,6 +294,15 @@ class Client(BaseClient[httpx.Client]):
             if (connection := response.extensions.get("network_stream")) is not None:
                 connection.close()
             raise
+
+    def _follow(
+        self, first: Steps[Answered], later: Callable[[str], Call[Answered]], patience_s: float
+    ) -> Iterator[Answered]:
+        """Yields the first answer, and the final one, for which `later` asks by its id, if the first is provisional."""
+        answered = self._run(first)
+        yield answered
+        if request_id := retries.provisional_id(answered):
+            yield self._run(self._followed(later(request_id), patience_s))
 
     def _run(self, steps: Steps[T], pause: Pause = time.sleep) -> T:
         """Sends the calls of some steps, and waits between them."""

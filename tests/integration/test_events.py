@@ -18,7 +18,6 @@ from support.digits import predictions
 from support.gateway import serving_gateway
 from support.waiting import until
 
-from firstline.client.answer_stream import EventReader
 from firstline.demo.cuttable_link import CuttableLink
 from firstline_core.telemetry.decisions import find
 from firstline_edge.api.access import Access, TokenAccess
@@ -86,10 +85,13 @@ def events_of(request_id: str) -> str:
 async def events_from(response: httpx.Response) -> AsyncIterator[tuple[int, dict[str, Any]]]:
     """The ids and answers of a stream, until it ends."""
     assert response.headers["Content-Type"].startswith("text/event-stream")
-    reader = EventReader()
+    held = b""
     async for piece in response.aiter_bytes():
-        for event in reader.read(piece):
-            yield event.id, orjson.loads(event.data)
+        *events, held = (held + piece).split(b"\n\n")
+        for event in events:
+            if not event.startswith(b":"):  # a heartbeat
+                number, data = event.split(b"\n")
+                yield int(number.removeprefix(b"id: ")), orjson.loads(data.removeprefix(b"data: "))
 
 
 async def all_events(house: House, path: str, **headers: str) -> list[tuple[int, dict[str, Any]]]:

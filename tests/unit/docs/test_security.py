@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from firstline.client.answer_stream import EventReader
 from firstline.console import connections
 from firstline.workbench.data import boxes, files, tables
 from firstline_core.bundle import golden, manifest, trust
@@ -73,7 +72,6 @@ LIMITS = {
     ),
     "MQTT properties": (f"{mqtt_connection.PROPERTIES_LIMIT_BYTES // 1024} KiB",),
     "MQTT topic": (f"{mqtt_messages._NAME_LIMIT_CHARACTERS} characters",),
-    "events": (f"{EventReader()._limit_bytes // MIB} MiB",),
     "`manifest.json`": (f"{manifest.MANIFEST_LIMIT_BYTES // MIB} MiB",),
     "a device's twin": (f"{twin.LIMIT_BYTES // 1024} KiB; {report._LIMIT} models",),
     "settings from the fleet": (f"{configuration.LIMIT_BYTES // 1024} KiB",),

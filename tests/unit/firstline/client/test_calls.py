@@ -144,6 +144,11 @@ def test_long_polling_is_limited_by_the_time_left(left_s: float, wait_s: int) ->
     assert (calls.long_polling(calls.answer("x"), left_s).headers or {})["Prefer"] == f"wait={wait_s}"
 
 
+def test_a_later_answer_shows_what_the_options_select() -> None:
+    call = calls.prediction("r-1", {"min_score": 0.5, "classes": ["a, b"], "masks": "rle", "wait": "first"})
+    assert call.params == {"min_score": "0.5", "classes": ["a, b"], "masks": "rle"}
+
+
 def test_invalid_choice_lists_its_values() -> None:
     with pytest.raises(errors.InvalidTensorError, match="privacy is 'none'; use one of any, local_only"):
         calls.infer("m", {"x": [1]}, {"privacy": "none"})

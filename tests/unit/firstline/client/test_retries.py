@@ -1,0 +1,79 @@
+"""The steps that follow an answer until it is final, with a server that refuses, is away, or answers nonsense."""
+
+from typing import Any
+
+import pytest
+from support.answers import answered
+
+from firstline.client import retries
+from firstline.client.calls import Call, answer, long_polling
+from firstline_core import errors
+from firstline_core.types import Status
+
+CALL = answer("r-1")
+PROVISIONAL, FINAL = answered(status=Status.PROVISIONAL), answered(status=Status.FINAL)
+AWAY = errors.LinkDownError("gone")
+
+
+def follow(*replies: Any, patience_s: float = 60.0, final: bool = True) -> tuple[Any, list[float]]:
+    """The result of the steps with these replies, and the times that they wait."""
+    steps = retries.followed(CALL, patience_s=patience_s, silence_s=2.0, final=final)
+    waits: list[float] = []
+    step = next(steps)
+    try:
+        for reply in replies:
+            assert step == long_polling(CALL, 2.0)
+            step = steps.throw(reply) if isinstance(reply, Exception) else steps.send(reply)
+            assert isinstance(step, float)
+            waits.append(step)
+            step = next(steps)
+    except StopIteration as end:
+        return end.value, waits
+    raise AssertionError("the answer is not final")
+
+
+def test_a_provisional_answer_is_asked_for_again() -> None:
+    found, waits = follow(PROVISIONAL, AWAY, errors.QueueFullError("busy"), PROVISIONAL, FINAL)
+    assert found is FINAL
+    assert waits == [0.02, 0.04, 0.08, 0.16]
+
+
+def test_expired_answer_is_the_last() -> None:
+    expired = answered(status=Status.EXPIRED)
+    assert follow(PROVISIONAL, expired)[0] is expired
+
+
+def test_a_job_is_awaited_longer_than_the_patience() -> None:
+    unanswered = errors.NotReadyError("not yet", retry_after_s=1.0)
+    assert follow(unanswered, unanswered, PROVISIONAL, patience_s=0.0, final=False) == (PROVISIONAL, [0.02, 0.04])
+
+
+def test_a_wait_is_as_long_as_the_server_asks() -> None:
+    full = errors.QueueFullError("busy", retry_after_s=3.0)
+    assert follow(full, FINAL) == (FINAL, [3.0])
+
+
+@pytest.mark.parametrize(
+    ("error", "patience_s"),
+    [
+        (AWAY, 0.0),
+        (errors.UnknownAnswerError("none"), 60.0),
+        (errors.DeadlineExceededError("late"), 60.0),
+        (errors.ProtocolError("not HTTP"), 60.0),
+    ],
+)
+def test_other_errors_end_the_waiting(error: errors.FirstlineError, patience_s: float) -> None:
+    with pytest.raises(type(error)):
+        follow(PROVISIONAL, error, patience_s=patience_s)
+
+
+def test_one_call_is_sent_once() -> None:
+    call: Call[Any] = CALL
+    steps = retries.once(call)
+    assert next(steps) is call
+    with pytest.raises(errors.LinkDownError):
+        steps.throw(AWAY)
+
+
+def test_only_a_provisional_answer_has_a_successor() -> None:
+    assert [retries.provisional_id(each) for each in (PROVISIONAL, FINAL)] == ["r-1", ""]
