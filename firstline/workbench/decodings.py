@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from firstline.workbench.bundle import runtime_of
-from firstline.workbench.recognition import Choice, Reading
+from firstline.workbench.recognition.reading import Choice, Reading
 from firstline.workbench.step_syntax import parse_postprocess, parse_preprocess, with_artefacts
 from firstline_core.bundle.loading import load_model
 from firstline_core.bundle.manifest import Manifest, Model, Policy, Score

@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image
 
 from firstline.workbench.model_file import ModelFile
-from firstline.workbench.recognition import image_input, token_inputs
+from firstline.workbench.recognition.inputs import image_input, token_inputs
 from firstline_core.errors import FirstlineError, InferenceError
 from firstline_core.protocol.limits import DEFAULT_DECODING_LIMITS
 from firstline_core.runtime.base import RowByRow

@@ -9,7 +9,7 @@ from PIL import Image
 
 from firstline.workbench.decodings import DecodingDecision, Trials
 from firstline.workbench.infer import upright_image
-from firstline.workbench.recognition import Reading
+from firstline.workbench.recognition.reading import Reading
 from firstline_core.errors import FirstlineError
 from firstline_core.storage.files import naming
 from firstline_core.tasks.drawing import COLOURS, write

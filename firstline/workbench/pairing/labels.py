@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from firstline.workbench.recognition import COCO, Choice, Reading
+from firstline.workbench.recognition.reading import COCO, Choice, Reading
 from firstline.workbench.spec import read_labels
 from firstline_core.errors import ConfigError
 

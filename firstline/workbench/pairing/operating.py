@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from firstline.workbench.decodings import Trials, first_score
 from firstline.workbench.pairing.agreement import propose_score
 from firstline.workbench.pairing.specification import EDGE, FULL
-from firstline.workbench.recognition import Reading
+from firstline.workbench.recognition.reading import Reading
 from firstline_core.errors import ConfigError
 from firstline_core.tasks import AnyTask
 from firstline_core.tasks.anomaly import ANOMALOUS, SCORE, Anomaly

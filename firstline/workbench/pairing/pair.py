@@ -25,7 +25,8 @@ from firstline.workbench.pairing.specification import BUNDLE, EDGE, FULL, PairSp
 from firstline.workbench.pairing.surroundings import look_around, readable_image, why_unknown
 from firstline.workbench.promises import EventBound, parse_promises
 from firstline.workbench.quality import require_fitting_labels
-from firstline.workbench.recognition import Reading, recognise
+from firstline.workbench.recognition import recognise
+from firstline.workbench.recognition.reading import Reading
 from firstline.workbench.selection import split_clusters
 from firstline.workbench.spec import read_recipe
 from firstline.workbench.trial import trial_outputs

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from firstline.workbench.pairing.specification import EDGE
-from firstline.workbench.recognition import Feed, Reading
+from firstline.workbench.recognition.reading import Feed, Reading
 from firstline_core.tasks import AnyTask
 from firstline_core.tasks.classification import Classification
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from firstline.workbench.decodings import READ_ALIKE, DecodingDecision, Trials, decide
 from firstline.workbench.pairing.contact_sheet import write_contact_sheet
-from firstline.workbench.recognition import Choice, Reading
+from firstline.workbench.recognition.reading import Choice, Reading
 from firstline_core.errors import ConfigError
 from firstline_core.types import Arrays
 

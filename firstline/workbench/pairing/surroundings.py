@@ -15,9 +15,10 @@ from firstline.workbench.data.dataset import Dataset
 from firstline.workbench.infer import upright_image
 from firstline.workbench.model_file import ModelFile
 from firstline.workbench.pairing.specification import PairSpec
-from firstline.workbench.recognition import Surroundings, Truth, start_of, token_inputs
 from firstline.workbench.recognition.answers import ends_in_sigmoid
+from firstline.workbench.recognition.inputs import start_of, token_inputs
 from firstline.workbench.recognition.outputs import Output
+from firstline.workbench.recognition.reading import Surroundings, Truth
 from firstline.workbench.trial import most_tokens
 from firstline_core.errors import ConfigError, RequestError
 from firstline_core.processing.steps import Kind

@@ -16,26 +16,10 @@ from typing import NamedTuple
 
 from firstline.workbench.model_file import ModelFile
 from firstline.workbench.recognition import answers, detectors
-from firstline.workbench.recognition.inputs import Start, image_input, start_of, token_inputs
+from firstline.workbench.recognition.inputs import Start, start_of
 from firstline.workbench.recognition.outputs import Output
-from firstline.workbench.recognition.reading import COCO, SURE, Choice, Feed, Reading, Surroundings, Truth
+from firstline.workbench.recognition.reading import Reading, Surroundings
 from firstline_core.types import Arrays
-
-__all__ = [
-    "COCO",
-    "FAMILIES",
-    "SURE",
-    "Choice",
-    "Family",
-    "Feed",
-    "Reading",
-    "Surroundings",
-    "Truth",
-    "image_input",
-    "recognise",
-    "start_of",
-    "token_inputs",
-]
 
 
 class Family(NamedTuple):

@@ -13,7 +13,8 @@ from support import detector_graphs
 
 from firstline.workbench.decodings import Trials, decide, similarity
 from firstline.workbench.model_file import read_model_file
-from firstline.workbench.recognition import COCO, Choice, recognise
+from firstline.workbench.recognition import recognise
+from firstline.workbench.recognition.reading import COCO, Choice
 from firstline.workbench.trial import trial_outputs
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.tasks.anomaly import ANOMALOUS, SCORE, Anomaly

@@ -17,7 +17,8 @@ from support.sample_models import linear_model
 from bench.support.onnx_models import float_graph, write_graph
 from firstline.workbench.decodings import Trials
 from firstline.workbench.model_file import ModelFile, read_model_file, with_output_rows
-from firstline.workbench.recognition import COCO, SURE, Reading, Surroundings, Truth, recognise
+from firstline.workbench.recognition import recognise
+from firstline.workbench.recognition.reading import COCO, SURE, Reading, Surroundings, Truth
 from firstline.workbench.trial import trial_outputs
 from firstline_core.errors import InferenceError
 from firstline_core.runtime.select import RuntimeOptions

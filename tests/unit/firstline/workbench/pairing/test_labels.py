@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from firstline.workbench.pairing.labels import label, label_files
-from firstline.workbench.recognition import COCO, Choice, Reading
+from firstline.workbench.recognition.reading import COCO, Choice, Reading
 from firstline_core.errors import ConfigError
 
 THREE = ("cat", "dog", "owl")
