@@ -15,7 +15,7 @@ from firstline.cli.command import Group, command_line, run_command_line
 PANELS = {
     "Workflow": ("demo", "pair", "run", "infer", "certify", "evaluate", "compress"),
     "Bundles": ("bundle", "model", "alias", "profile"),
-    "Fleet": ("device", "config", "rollout", "fleet", "job"),
+    "Fleet": ("device", "config", "rollout", "fleet"),
     "Operate": ("console", "context", "keys", "audit", "webhook"),
 }
 """Verbs are commands, nouns are groups of commands; each is a module of this package with an `app`."""

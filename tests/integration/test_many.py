@@ -1,23 +1,19 @@
-"""`infer_many`, and jobs through both clients and the command, against a gateway in this process."""
+"""`infer_many`, and jobs through both clients, against a gateway in this process."""
 
 import asyncio
-import json
 import socket
 import threading
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from support.asker import Asker
 from support.digits import scan
 from support.gateway import serving_gateway
-from typer.testing import CliRunner
 
 import firstline
 from firstline import AsyncClient, Classification, Client, FirstlineError, Outcome, errors
-from firstline.cli.app import app
 from firstline.client.calls import Call, ready
 from firstline.client.retries import final_answer, job_result, retried
 from firstline_core.types import InferResponse
@@ -192,43 +188,3 @@ async def test_jobs_are_submitted_fetched_and_forgotten(ask: Asker, pixels: np.n
     late = await ask("submit", "digits", {"image": pixels[0]}, timeout_ms=0.001)
     with pytest.raises(errors.DeadlineExceededError):  # the job's own, and no reason to ask again
         await ask("result", late, timeout_s=1e9)
-
-
-async def test_job_command_submits_and_fetches(url: str, tmp_path: Path) -> None:
-    picture = scan()
-    file = tmp_path / "digit.png"
-    file.write_bytes(picture)
-
-    async def run(*arguments: str) -> Any:
-        done = await asyncio.to_thread(CliRunner().invoke, app, ["job", *arguments, "--gateway", url])
-        assert done.exit_code == 0, done.output
-        return done.stdout
-
-    (job,) = json.loads(await run("create", "digits", str(file), "-o", "json"))["jobs"]
-    assert job["file"] == str(file)
-    (found,) = json.loads(await run("get", job["job"], "-o", "json"))["results"]
-    assert (found["job"], found["model"]) == (job["job"], "digits")
-    assert found["label"] in await run("get", job["job"])
-    assert await run("delete", job["job"]) == "1 deleted.\n"
-    assert (await run("create", "digits", str(file))).strip()
-    broken = tmp_path / "broken.png"
-    broken.write_bytes(b"no picture")
-    for form in ("text", "json"):
-        absent = ["create", "digits", str(file), str(tmp_path / "absent.png"), "-o", form]
-        refused = await asyncio.to_thread(CliRunner().invoke, app, ["job", *absent, "--gateway", url])
-        assert (refused.exit_code, refused.stdout) == (2, "")
-        assert f"There is no file {tmp_path / 'absent.png'}" in refused.stderr
-        submit = ["create", "digits", str(file), str(tmp_path), "-o", form]
-        kept = await asyncio.to_thread(CliRunner().invoke, app, ["job", *submit, "--gateway", url])
-        assert kept.exit_code == 1
-        job_id = kept.stdout.strip() if form == "text" else json.loads(kept.stdout)["jobs"][0]["job"]
-        wrong = (await run("create", "digits", str(broken))).strip()
-        result = ["get", wrong, job_id, "-o", form]
-        some = await asyncio.to_thread(CliRunner().invoke, app, ["job", *result, "--gateway", url])
-        assert some.exit_code == 1
-        if form == "text":
-            assert some.stdout.startswith(f"{job_id}: ")
-        else:
-            first, second = json.loads(some.stdout)["results"]
-            assert (first["job"], first["code"]) == (wrong, "invalid_tensor")
-            assert second["label"]

@@ -408,7 +408,6 @@ _FLEETS = (
     _fleet("a configuration with a misspelt key", _PUSH, 2, c_toml=f"{_CONFIGURATION}[policy]\nmin_treshold = 0.9\n"),
     _fleet("a configuration with a setting that is not remote", _PUSH, 2, c_toml=f"{_CONFIGURATION}[api]\nport = 1\n"),
     _fleet("a brake without a number", "firstline fleet brake --per-hour some --reason test", 2),
-    _fleet("an unknown job", f"firstline job get {_ID}"),
     _fleet("an export since a time that is not one", "firstline audit export --since yesterday", 2),
     _fleet("an export as an argument", "firstline audit verify notes.txt", 2),
     _fleet("a misspelt device", "firstline device decommission pres-9"),

@@ -302,7 +302,6 @@ def _failed(job_id: str, error: FirstlineError) -> JobResult:
 
 def _unknown(job_id: str) -> UnknownAnswerError:
     return UnknownAnswerError(
-        f"There is no job {shown(job_id)} for this key, or it has expired; use an id that `firstline job create` "
-        "printed, or a request with `Prefer: respond-async` returned, with the same key. For the correction of a "
-        "provisional answer ask the device's agent."
+        f"There is no job {shown(job_id)} for this key, or it has expired; use an id that a request with `Prefer: "
+        "respond-async` returned, with the same key. For the correction of a provisional answer ask the device's agent."
     )
