@@ -24,6 +24,7 @@ Certify
     selection     the decisions on the rows that are set aside: score, temperature, start of testing
     sequences     signs that samples depend on each other, such as frames of one video
     promises      promises about events in words, and the events without a promise
+    score_table   a table of scores, such as the audits of a device
     certify       proves a contract, and writes the bundle with its certificate
     calibrate     chooses temperature and threshold, without a certificate
 
