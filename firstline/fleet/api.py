@@ -11,12 +11,11 @@ import httpx
 import msgspec
 
 from firstline.client import connection
-from firstline_core.errors import ProtocolError, RequestError
+from firstline_core.errors import FirstlineError, ProtocolError, RequestError
 from firstline_core.protocol.http import error_from
 from firstline_core.protocol.http_client import HttpReply
 from firstline_core.units import MIB
 
-_REFUSAL_BYTES = 65_536
 _ANSWER_BYTES = 256 * MIB
 """Longest JSON that is read: a page of 1,000 devices that report as much as they may, and more."""
 
@@ -86,26 +85,8 @@ class Api:
         headers: Mapping[str, str] | None = None,
     ) -> HttpReply:
         """Sends one request, and returns the answer in any form."""
-        given = {name: value for name, value in (params or {}).items() if value is not None} or None
-        try:
-            with self._client.stream(method, path, content=content, params=given, headers=headers) as response:
-                body = read_limited(response.iter_bytes(), _ANSWER_BYTES)
-        except httpx.HTTPError as error:
-            raise connection.link_error(error, self._url, use_environment=False) from error
-        if len(body) > _ANSWER_BYTES:
-            raise ProtocolError(
-                f"{self._url} does not answer as a Firstline gateway: the answer to {path} has more than "
-                f"{_ANSWER_BYTES} bytes."
-            )
-        if not response.is_success:
-            refusal = error_from(response.status_code, body, response.headers)
-            if response.status_code == HTTPStatus.NOT_FOUND and refusal.code == RequestError.code:
-                raise ProtocolError(
-                    f"{self._url} is not a gateway, or has another version: it has no {path}; name the gateway's "
-                    "address with --gateway."
-                )
-            raise refusal
-        return HttpReply(response.status_code, response.headers, body)
+        with self._stream(method, path, content, params=params, headers=headers) as response:
+            return HttpReply(response.status_code, response.headers, self._body(response, path))
 
     def _pages(
         self, path: str, kind: type[P], params: Mapping[str, Any] | None = None, first: str | int = ""
@@ -118,16 +99,42 @@ class Api:
             after = page.after
 
     @contextmanager
-    def _stream(self, path: str, headers: Mapping[str, str] | None = None) -> Iterator[httpx.Response]:
-        """Opens an answer whose body the caller reads in parts."""
+    def _stream(
+        self,
+        method: str,
+        path: str,
+        content: bytes | Iterator[bytes] | None = None,
+        *,
+        params: Mapping[str, Any] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Iterator[httpx.Response]:
+        """Sends one request, and opens an answer whose body the caller reads in parts."""
+        given = {name: value for name, value in (params or {}).items() if value is not None} or None
         try:
-            with self._client.stream("GET", path, headers=headers) as reply:
+            with self._client.stream(method, path, content=content, params=given, headers=headers) as reply:
                 if not reply.is_success:
-                    refusal = read_limited(reply.iter_bytes(), _REFUSAL_BYTES)
-                    raise error_from(reply.status_code, refusal, reply.headers)
+                    raise self._refusal(reply, path)
                 yield reply
         except httpx.HTTPError as error:
             raise connection.link_error(error, self._url, use_environment=False) from error
+
+    def _refusal(self, reply: httpx.Response, path: str) -> FirstlineError:
+        refusal = error_from(reply.status_code, self._body(reply, path), reply.headers)
+        if reply.status_code == HTTPStatus.NOT_FOUND and refusal.code == RequestError.code:
+            return ProtocolError(
+                f"{self._url} is not a gateway, or has another version: it has no {path}; name the gateway's address "
+                "with --gateway."
+            )
+        return refusal
+
+    def _body(self, reply: httpx.Response, path: str) -> bytes:
+        body = read_limited(reply.iter_bytes(), _ANSWER_BYTES)
+        if len(body) > _ANSWER_BYTES:
+            raise ProtocolError(
+                f"{self._url} does not answer as a Firstline gateway: the answer to {path} has more than "
+                f"{_ANSWER_BYTES} bytes."
+            )
+        return body
 
 
 def read_limited(parts: Iterable[bytes], limit_bytes: int) -> bytes:

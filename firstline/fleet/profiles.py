@@ -28,7 +28,7 @@ class Profiles(Api):
 
     def get(self, bundle: str, version: int, machine: str) -> Profile:
         """Returns one profile, as it was measured."""
-        with self._stream(_path(bundle, version, machine)) as reply:
+        with self._stream("GET", _path(bundle, version, machine)) as reply:
             content = read_limited(reply.iter_bytes(), LIMIT_BYTES)
         return decode(content, f"What {self._url} answers")
 

@@ -87,7 +87,7 @@ class Registry(Api):
         headers = {"Accept-Encoding": "identity"}
         if start:
             headers |= {"Range": f"bytes={start}-", "If-Range": f'"{sha256}"'}
-        with self._stream(f"{wire.BLOBS_PATH}/{sha256}", headers) as reply:
+        with self._stream("GET", f"{wire.BLOBS_PATH}/{sha256}", headers=headers) as reply:
             yield (start if reply.status_code == httpx.codes.PARTIAL_CONTENT else 0), reply.iter_raw()
 
     def bundles(self, model: str = "") -> Iterator[wire.BundleEntry]:
