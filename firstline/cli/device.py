@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import csv
-import os
 from collections.abc import Callable, Iterator, Sequence
+from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,7 +14,7 @@ from firstline.cli.command import Report, command, command_group
 from firstline.cli.options import GatewayOptions, check_name
 from firstline.cli.output import Output, OutputOption, date, print_json, table
 from firstline_core.errors import ConfigError
-from firstline_core.storage.files import system_reason
+from firstline_core.storage.files import system_reason, write_whole
 from firstline_core.telemetry.wording import counted
 from firstline_core.units import DAY_S
 
@@ -190,27 +190,19 @@ def _write(out: Path, invitations: Sequence[Invitation]) -> None:
     """
     try:
         if out.suffix == ".csv":
-            with os.fdopen(_private(out), "w", newline="") as stream:
-                writer = csv.writer(stream)
-                writer.writerow(("name", "token", "expires"))
-                writer.writerows(
-                    (invitation.device, invitation.token, date(invitation.expires_s)) for invitation in invitations
-                )
+            text = StringIO(newline="")
+            rows = ((each.device, each.token, date(each.expires_s)) for each in invitations)
+            csv.writer(text).writerows((("name", "token", "expires"), *rows))
+            write_whole(out, text.getvalue().encode())
             return
         out.mkdir(mode=0o700, parents=True, exist_ok=True)
         for invitation in invitations:
-            with os.fdopen(_private(out / f"{invitation.device}.token"), "w") as stream:
-                stream.write(invitation.token + "\n")
+            write_whole(out / f"{invitation.device}.token", f"{invitation.token}\n".encode())
     except OSError as error:
         raise ConfigError(
             f"The join tokens cannot be written to {out}: {system_reason(error)}; run the command again, the "
             "new tokens take the old ones' places."
         ) from error
-
-
-def _private(path: Path) -> int:
-    path.unlink(missing_ok=True)  # others may read a file that is there already
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
 
 
 def _state(device: ListedDevice) -> str:
