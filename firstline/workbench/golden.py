@@ -85,7 +85,12 @@ def read_inputs(files: Sequence[Path], manifest: Manifest) -> GoldenAnswers:
     Raises:
         ConfigError: a row does not fit, or the rows are too many or too large for a device.
     """
-    rows = [row for file in files for row in _rows_of(file, manifest)]
+    rows, left_bytes = list[Arrays](), LIMIT_BYTES
+    for row in (row for file in files for row in _rows_of(file, manifest)):
+        rows.append(row)
+        left_bytes -= payload_bytes(row.values())
+        if left_bytes < 0:
+            raise ConfigError(f"The golden inputs have more than {LIMIT_BYTES} bytes; give fewer or smaller ones.")
     names = rows[0].keys()
     for name in names:
         if any(row.keys() != names for row in rows):
@@ -95,8 +100,6 @@ def read_inputs(files: Sequence[Path], manifest: Manifest) -> GoldenAnswers:
             raise ConfigError(f"Golden inputs are rows of one shape, and these have {sorted(map(list, shapes))}.")
     if len(rows) > ROWS_LIMIT:
         raise ConfigError(f"There are {len(rows)} golden inputs; give 1 to {ROWS_LIMIT} rows.")
-    if sum(payload_bytes(row.values()) for row in rows) > LIMIT_BYTES:
-        raise ConfigError(f"The golden inputs have more than {LIMIT_BYTES} bytes; give fewer or smaller ones.")
     return GoldenAnswers({name: golden_input(array) for name, array in join_rows(rows).items()}, {})
 
 
@@ -107,9 +110,5 @@ def _rows_of(file: Path, manifest: Manifest) -> Iterator[Arrays]:
     columns = dataset.table.columns if dataset.table is not None else ()
     absent = {spec.name for spec in manifest.inputs if needed and spec.name not in (*needed, *columns)}
     inputs = [spec for spec in manifest.inputs if len(manifest.inputs) == 1 or spec.name not in absent]
-    left_bytes = LIMIT_BYTES
     for _, row in dataset.rows(inputs):
-        left_bytes -= payload_bytes(row.values())
-        if left_bytes < 0:
-            raise ConfigError(f"The golden inputs have more than {LIMIT_BYTES} bytes; give fewer or smaller ones.")
         yield row
