@@ -46,7 +46,9 @@ _NAME_A_BUNDLE = "; name a bundle's folder, such as models/digits, or, for a mod
 # Nothing can be right for the next file either.
 _STOPS = (UnknownModelError, UnauthorizedError, ForbiddenError)
 
-Infer = Callable[[Path, Path], dict[str, Any]]
+Answer = tuple[dict[str, Any], "Callable[[Image.Image], Image.Image]"]
+"""An answer in JSON, and the function that draws it on the upright image."""
+Infer = Callable[[bytes], Answer]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +94,13 @@ def infer_command(
     files = files_of(places)
     drawn = _drawn(files.values())
     failed = 0
-    with _opened(model, tier, Route(route), draw) as infer, progress("Inferring") as bar:
+    with _opened(model, tier, Route(route)) as infer, progress("Inferring") as bar:
         for done, (file, name) in enumerate(files.items()):
             try:
-                answer = infer(file, drawn[name])
+                body = _read(file)
+                answer, picture_on = infer(body)
+                if draw is not None:
+                    _save(picture_on(upright_image(body, str(file))), draw, drawn[name])
             except _STOPS:
                 raise
             except (RequestError, InferenceError) as error:
@@ -110,8 +115,8 @@ def infer_command(
 
 
 @contextmanager
-def _opened(model: str, tier: TierOptions, route: Route, draw: Path | None) -> Iterator[Infer]:
-    """Yields the function that answers a file, given its path and the path of its drawing below `draw`."""
+def _opened(model: str, tier: TierOptions, route: Route) -> Iterator[Infer]:
+    """Yields the function that answers a file."""
     if not tier.url:
         environment = (os.environ.get("FIRSTLINE_KEY_FILE", ""), os.environ.get("FIRSTLINE_CA", ""))
         if (tier.key_file, str(tier.ca_file or "")) != environment:  # so a flag was given
@@ -119,39 +124,27 @@ def _opened(model: str, tier: TierOptions, route: Route, draw: Path | None) -> I
         if not is_there(Path(model)):
             end = did_you_mean_file(Path(model), _NAME_A_BUNDLE)
             raise ConfigError(f"There is no folder {model[:200]!a}{end}")
-        with _opened_bundle(require_bundle(Path(model)), route, draw) as infer:
-            yield infer
+        bundle = open_bundle(require_bundle(Path(model)))
+        with open_models(bundle) as models:
+
+            def infer_here(body: bytes) -> Answer:
+                response, document = models.infer(body, route)
+                return document, lambda image: bundle.manifest.task.draw(image, response.arrays, 0)
+
+            yield infer_here
         return
     with tier.client() as client:
 
-        def infer(file: Path, name: Path) -> dict[str, Any]:
-            body = _read(file)
+        def infer_there(body: bytes) -> Answer:
             document = client.infer_document(model, body, route=route)
-            if draw is not None:
-                found, image = prediction_from(document, tier.url), upright_image(body, str(file))
-                if isinstance(found, Detections | Segmentation):
-                    _save(found.draw(image), draw, name)
-                else:
-                    _save(caption(image, _said(document)), draw, name)
-            return document
+            return document, lambda image: _drawn_from(document, tier.url, image)
 
-        yield infer
+        yield infer_there
 
 
-@contextmanager
-def _opened_bundle(folder: Path, route: Route, draw: Path | None) -> Iterator[Infer]:
-    bundle = open_bundle(folder)
-    task = bundle.manifest.task
-    with open_models(bundle) as models:
-
-        def infer(file: Path, name: Path) -> dict[str, Any]:
-            body = _read(file)
-            response, document = models.infer(body, route)
-            if draw is not None:
-                _save(task.draw(upright_image(body, str(file)), response.arrays, 0), draw, name)
-            return document
-
-        yield infer
+def _drawn_from(document: Mapping[str, Any], url: str, image: Image.Image) -> Image.Image:
+    found = prediction_from(document, url)
+    return found.draw(image) if isinstance(found, Detections | Segmentation) else caption(image, _said(document))
 
 
 def _drawn(names: Collection[Path]) -> dict[Path, Path]:
