@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import pytest
@@ -21,81 +21,69 @@ from firstline_core.tasks.regression import Regression
 OPTIONS = RuntimeOptions()
 
 
-class Case(NamedTuple):
-    """A pair: its files and images below the shared data, and the right steps before and after each model."""
+Steps: TypeAlias = tuple[str, str]
+"""The steps before and after a model."""
 
+
+class Case(NamedTuple):
+    """A pair of the shared data.
+
+    Attributes:
+        folder: its folder.
+        edge, full: the files in the folder's `models`.
+        images: how many of the data are read.
+        edge_steps, full_steps: the right steps.
+        data: where the data is in the folder.
+    """
+
+    folder: str
     edge: str
     full: str
-    data: str
     images: int
-    steps: dict[str, tuple[str, str]]
+    edge_steps: Steps
+    full_steps: Steps
+    data: str = "dev/images"
+
+    @property
+    def steps(self) -> dict[str, Steps]:
+        return {"edge": self.edge_steps, "full": self.full_steps}
+
+    def paths(self, shared: Path) -> tuple[Path, Path, Path]:
+        """Returns the two models and the data."""
+        models = shared / self.folder / "models"
+        return models / self.edge, models / self.full, shared / self.folder / self.data
 
 
+FASTESTDET = ("decode:BGR,resize:352x352,scale:0:255,layout:NCHW", "fastestdet,suppress:0.6")
 YOLOX = ("decode:BGR,resize:416x416:letterbox=corner:pad=114,scale:0:1,layout:NCHW", "yolox,suppress:0.3")
+SSD = ("decode:RGB,resize:300x300,scale:128:128", "ssd,class_map")
 DEEPLAB = "decode:RGB,resize:513x513:letterbox=corner:pad=128:rounding=nearest,scale:128:128"
-CIFAR = "decode:RGB,resize:32x32,"
+MOBILENET_1 = ("decode:RGB,center_crop:0.875,resize:160x160,scale:128:128", "label_offset:1")
+MOBILENET_2 = ("decode:RGB,center_crop:0.875,resize:224x224,scale:127:127.5", "label_offset:1")
+TINY = ("decode:RGB,resize:32x32,scale:0:1", "")
 IMAGENET = "scale:123.675/116.28/103.53:58.395/57.12/57.375,layout:NCHW"
+RESNET = (f"decode:RGB,resize:32x32,{IMAGENET}", "softmax")
+DIGITS = ("decode_audio,mono,resample:8000,crop:8000,pad:8000", "softmax")
+NOTHING = ("", "")
+
+COCO, CIFAR, NUMBERS = "coco-cascade", "cifar10-cascade", "diamonds-tabular-cascade"
+RESNET_8, RESNET_20 = "mlperf_resnet8_int8.tflite", "resnet20_cifar10.onnx"
+DEEPLABS = ("deeplabv3_mnv2_dm05_pascal_quant_logits.tflite", "deeplabv3_mnv2_pascal_quant.tflite")
+MOBILENETS = ("mobilenet_v1_0.5_160_quant.tflite", "tf2_mobilenet_v2_1.0_224_ptq.tflite")
 
 REAL = {
-    "FastestDet and YOLOX": Case(
-        "coco-cascade/models/fastestdet.onnx",
-        "coco-cascade/models/yolox_nano.onnx",
-        "coco-cascade/dev/images",
-        4,
-        {"edge": ("decode:BGR,resize:352x352,scale:0:255,layout:NCHW", "fastestdet,suppress:0.6"), "full": YOLOX},
-    ),
-    "TensorFlow's SSD and YOLOX": Case(
-        "coco-cascade/models/ssd_mobilenet_v1_quant.tflite",
-        "coco-cascade/models/yolox_nano.onnx",
-        "coco-cascade/dev/images",
-        3,
-        {"edge": ("decode:RGB,resize:300x300,scale:128:128", "ssd,class_map"), "full": YOLOX},
-    ),
-    "YOLOX for TFLite and for ONNX": Case(
-        "coco-cascade/models/yolox_nano_dynamic_range.tflite",
-        "coco-cascade/models/yolox_nano.onnx",
-        "coco-cascade/dev/images",
-        3,
-        {"edge": YOLOX, "full": YOLOX},
-    ),
+    "FastestDet and YOLOX": Case(COCO, "fastestdet.onnx", "yolox_nano.onnx", 4, FASTESTDET, YOLOX),
+    "TensorFlow's SSD and YOLOX": Case(COCO, "ssd_mobilenet_v1_quant.tflite", "yolox_nano.onnx", 3, SSD, YOLOX),
+    "YOLOX for TFLite and for ONNX": Case(COCO, "yolox_nano_dynamic_range.tflite", "yolox_nano.onnx", 3, YOLOX, YOLOX),
     "two DeepLabs": Case(
-        "pascal-segmentation-cascade/models/deeplabv3_mnv2_dm05_pascal_quant_logits.tflite",
-        "pascal-segmentation-cascade/models/deeplabv3_mnv2_pascal_quant.tflite",
-        "coco-cascade/dev/images",
-        3,
-        {"edge": (DEEPLAB, "class_scores"), "full": (DEEPLAB, "")},
+        "pascal-segmentation-cascade", *DEEPLABS, 3, (DEEPLAB, "class_scores"), (DEEPLAB, ""), f"../{COCO}/dev/images"
     ),
-    "MobileNets of TensorFlow 1 and 2": Case(
-        "imagenet-cascade/models/mobilenet_v1_0.5_160_quant.tflite",
-        "imagenet-cascade/models/tf2_mobilenet_v2_1.0_224_ptq.tflite",
-        "imagenet-cascade/dev/images",
-        24,
-        {
-            "edge": ("decode:RGB,center_crop:0.875,resize:160x160,scale:128:128", "label_offset:1"),
-            "full": ("decode:RGB,center_crop:0.875,resize:224x224,scale:127:127.5", "label_offset:1"),
-        },
-    ),
-    "MLPerf Tiny and PyTorch": Case(
-        "cifar10-cascade/models/mlperf_resnet8_int8.tflite",
-        "cifar10-cascade/models/resnet20_cifar10.onnx",
-        "cifar10-cascade/dev/images.zip",
-        128,
-        {"edge": (f"{CIFAR}scale:0:1", ""), "full": (f"{CIFAR}{IMAGENET}", "softmax")},
-    ),
+    "MobileNets of TensorFlow 1 and 2": Case("imagenet-cascade", *MOBILENETS, 24, MOBILENET_1, MOBILENET_2),
+    "MLPerf Tiny and PyTorch": Case(CIFAR, RESNET_8, RESNET_20, 128, TINY, RESNET, "dev/images.zip"),
     "MLPerf Tiny in floating point and PyTorch": Case(
-        "cifar10-cascade/models/mlperf_resnet8_float.tflite",
-        "cifar10-cascade/models/resnet20_cifar10.onnx",
-        "cifar10-cascade/dev/images.zip",
-        128,
-        {"edge": (f"{CIFAR}scale:0:1", ""), "full": (f"{CIFAR}{IMAGENET}", "softmax")},
+        CIFAR, "mlperf_resnet8_float.tflite", RESNET_20, 128, TINY, RESNET, "dev/images.zip"
     ),
-    "two of PyTorch": Case(
-        "cifar10-cascade/models/resnet20_cifar10.onnx",
-        "cifar10-cascade/models/resnet56_cifar10.onnx",
-        "cifar10-cascade/dev/images.zip",
-        128,
-        {"edge": (f"{CIFAR}{IMAGENET}", "softmax"), "full": (f"{CIFAR}{IMAGENET}", "softmax")},
-    ),
+    "two of PyTorch": Case(CIFAR, RESNET_20, "resnet56_cifar10.onnx", 128, RESNET, RESNET, "dev/images.zip"),
 }
 
 
@@ -103,42 +91,22 @@ REAL = {
 @pytest.mark.parametrize("name", REAL)
 def test_real_pairs_are_read_without_a_question(shared_data: Path, tmp_path: Path, name: str) -> None:
     case = REAL[name]
-    pair = _pair(tmp_path, shared_data / case.edge, shared_data / case.full, shared_data / case.data, case.images)
+    pair = _pair(tmp_path, *case.paths(shared_data), case.images)
     for role, (before, after) in case.steps.items():
         reading = pair.models[role]
         assert reading.preprocess == before
         assert reading.postprocess.split(":")[0] == after.split(":")[0] or reading.postprocess.startswith(after)
 
 
+SPREAD, FORECAST = ("standardize", "spread:spread,unstandardize"), ("standardize", "unstandardize")
+
 OTHERS = {
     "spoken digits": Case(
-        "spoken-digits-cascade/models/spoken_digits_edge.onnx",
-        "spoken-digits-cascade/models/spoken_digits_full.onnx",
-        "spoken-digits-cascade/dev",
-        48,
-        dict.fromkeys(("edge", "full"), ("decode_audio,mono,resample:8000,crop:8000,pad:8000", "softmax")),
+        "spoken-digits-cascade", "spoken_digits_edge.onnx", "spoken_digits_full.onnx", 48, DIGITS, DIGITS, "dev"
     ),
-    "sentences": Case(
-        "clinc-cascade/models/clinc_edge_tfidf.onnx",
-        "clinc-cascade/models/clinc_full.onnx",
-        "clinc-cascade/dev",
-        24,
-        {"edge": ("", ""), "full": ("", "softmax")},
-    ),
-    "diamonds": Case(
-        "diamonds-tabular-cascade/models/diamonds_edge_lr.onnx",
-        "diamonds-tabular-cascade/models/diamonds_full_gb.onnx",
-        "diamonds-tabular-cascade/dev",
-        48,
-        {"edge": ("", ""), "full": ("", "")},
-    ),
-    "forecasts": Case(
-        "nab-forecast-cascade/models/nab_spread.onnx",
-        "nab-forecast-cascade/models/nab_full.onnx",
-        "nab-forecast-cascade/dev/series",
-        100,
-        {"edge": ("standardize", "spread:spread,unstandardize"), "full": ("standardize", "unstandardize")},
-    ),
+    "sentences": Case("clinc-cascade", "clinc_edge_tfidf.onnx", "clinc_full.onnx", 24, NOTHING, ("", "softmax"), "dev"),
+    "diamonds": Case(NUMBERS, "diamonds_edge_lr.onnx", "diamonds_full_gb.onnx", 48, NOTHING, NOTHING, "dev"),
+    "forecasts": Case("nab-forecast-cascade", "nab_spread.onnx", "nab_full.onnx", 100, SPREAD, FORECAST, "dev/series"),
 }
 
 
@@ -146,8 +114,9 @@ OTHERS = {
 @pytest.mark.parametrize("name", OTHERS)
 def test_real_pairs_of_other_data_need_no_question(shared_data: Path, tmp_path: Path, name: str) -> None:
     case = OTHERS[name]
-    spec = _spec(tmp_path, shared_data / case.edge, shared_data / case.full)
-    files, data = read_files(spec, OPTIONS), shared_data / case.data
+    edge, full, data = case.paths(shared_data)
+    spec = _spec(tmp_path, edge, full)
+    files = read_files(spec, OPTIONS)
     dataset = open_data(
         data, open_dataset, files, lists=label_lists(spec, files, data), out=spec.out, show=lambda sentence: None
     )
