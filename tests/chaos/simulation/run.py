@@ -207,6 +207,7 @@ class Tally:
     core_s: float = 0.0
     counts: Counter[str] = field(default_factory=Counter)
     violations: list[str] = field(default_factory=list)
+    traces: dict[int, str] = field(default_factory=dict)
 
     def add(self, other: Tally) -> None:
         self.seeds += other.seeds
@@ -215,6 +216,7 @@ class Tally:
         self.core_s += other.core_s
         self.counts += other.counts
         self.violations += other.violations
+        self.traces |= other.traces
 
 
 def run_seeds(seeds: Iterable[int]) -> Tally:
@@ -230,6 +232,7 @@ def run_seeds(seeds: Iterable[int]) -> Tally:
             tally.steps += outcome.steps
             tally.simulated_s += outcome.simulated_s
             tally.counts += Counter(outcome.counts)
+            tally.traces[seed] = outcome.trace
         tally.seeds += 1
         tally.core_s += time.process_time() - began_s
     return tally
