@@ -12,17 +12,22 @@ from pathlib import Path
 
 import httpx
 import pytest
+from msgspec.structs import replace
 from support.agent import DIGITS, edge_settings, serving_agent
 from support.broker import Broker
 from support.gateway import serving_gateway
 from support.images import noise
 from support.mqtt_device import hearing
+from support.profiles import profile
 from support.silent_address import NAME, silent_ipv6
 from support.tls_site import tls_site
 from support.waiting import until
 
 from firstline_core.bundle.store import open_bundle
 from firstline_core.errors import CapacityError
+from firstline_core.hardware.kernel_files import Tree
+from firstline_core.hardware.survey import describe_device
+from firstline_core.profile.profile import encode
 from firstline_core.types import Tier
 from firstline_edge.app import EdgeAgent
 from firstline_edge.cli.doctor_device import outbox_findings
@@ -117,6 +122,40 @@ async def test_the_fleets_bundle_is_compared_instead_of_the_configured_one(tmp_p
     assert finding.subject == "links[0] model digits 4"
     assert (finding.detail, finding.advice) == (f"the gateway does not serve it: {reason}", "")
     assert "digits 4" in next(model_findings(settings)).subject
+
+
+@pytest.mark.parametrize(
+    ("changed", "detail", "advice"),
+    [
+        ({"adaptation__enabled": True}, "adaptation.enabled changes nothing: the bundle has one", "firstline compress"),
+        (
+            {"models__as_planned": True},
+            "models.as_planned changes nothing: there is no profile",
+            "profile create digits",
+        ),
+    ],
+)
+def test_settings_that_change_nothing_for_a_bundle_give_a_hint(
+    changed: dict[str, bool], detail: str, advice: str, tmp_path: Path
+) -> None:
+    bundle = shutil.copytree(DIGITS, tmp_path / "digits")
+    manifest = json.loads((bundle / "manifest.json").read_text())
+    (bundle / "manifest.json").write_text(json.dumps(manifest | {"edge": manifest["edge"][:1]}))
+    settings = {"models__directories": [str(bundle)]}
+    assert len(list(model_findings(edge_settings(tmp_path, **settings)))) == 1
+    [_, found] = model_findings(edge_settings(tmp_path, **settings, **changed))
+    assert (found.subject, found.severity) == ("model digits 1", Severity.HINT)
+    assert detail in found.detail
+    assert advice in found.advice
+
+
+def test_settings_that_a_bundle_uses_give_no_hint(tmp_path: Path) -> None:
+    path = StatePaths(tmp_path).device_profile_path("digits")
+    path.parent.mkdir()
+    here = describe_device(Tree(Path("/")), tmp_path).fingerprint
+    path.write_bytes(encode(replace(profile(1.0), fingerprint=here)))
+    settings = edge_settings(tmp_path, adaptation__enabled=True, models__as_planned=True)
+    assert not [found for found in model_findings(settings) if "changes nothing" in found.detail]
 
 
 async def test_an_unknown_authority_of_the_gateway_is_named_once(tmp_path: Path) -> None:

@@ -70,6 +70,7 @@ def _package_dependent_findings(settings: EdgeSettings) -> Iterator[Finding]:
     links, clock_offset_s = asyncio.run(doctor_links.link_findings(settings, identity.credentials))
     yield from doctor_device.hardware_findings(settings)
     yield from doctor_models.model_findings(settings)
+    yield from doctor_models.contract_findings(settings)
     yield from doctor_device.identity_findings(identity)
     yield from links
     yield from doctor_device.budget_findings(settings)

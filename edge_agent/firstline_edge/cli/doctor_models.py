@@ -3,22 +3,33 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from firstline_core.bundle.loading import load_model, load_scorer
-from firstline_core.bundle.manifest import Manifest, Model, certificate_problem, valid_certificate
+from firstline_core.bundle.manifest import (
+    MANIFEST_NAME,
+    Manifest,
+    Model,
+    certificate_problem,
+    parse_manifest,
+    valid_certificate,
+)
 from firstline_core.bundle.store import Bundle, open_bundle, same_version
-from firstline_core.errors import ConfigError, FirstlineError
+from firstline_core.errors import ConfigError, FirstlineError, IntegrityError
 from firstline_core.routing.policy import Policy
 from firstline_core.runtime.select import RuntimeOptions, check_options
-from firstline_core.telemetry.wording import rounded
+from firstline_core.telemetry.wording import counted, rounded
 from firstline_core.types import ModelKey
+from firstline_edge.audits import records
+from firstline_edge.audits.records import CertificateRecord, record_key
 from firstline_edge.cascade.cascade import policy_from
-from firstline_edge.cli.findings import Finding, Severity, hint, hint_if, problem, warning
+from firstline_edge.cli.findings import Finding, Severity, hint, hint_if, ok, problem, warning
 from firstline_edge.fleet.updates.model_store import current_bundles
 from firstline_edge.models.loading import missing_bundle, quickest_ms
+from firstline_edge.models.profiles import Profiles
 from firstline_edge.settings.settings import EdgeSettings
+from firstline_edge.state import StatePaths
 
 _RUNS = 20
 _INSTALL = {
@@ -97,7 +108,20 @@ def _bundle_findings(bundle: Bundle, options: RuntimeOptions, settings: EdgeSett
     return [  # a variant that does not load is not missed if another one does
         warning(f.subject, f.detail, f"{f.advice}; until then {used} is used") if f.severity is Severity.ERROR else f
         for f in findings
-    ]
+    ] + list(_idle_settings(name, bundle, settings))
+
+
+def _idle_settings(name: str, bundle: Bundle, settings: EdgeSettings) -> Iterator[Finding]:
+    """Yields a hint for each setting that changes nothing for this bundle."""
+    if settings.adaptation.enabled and len(bundle.manifest.edge) == 1:
+        advice = "add smaller variants with firstline compress, or set adaptation.enabled = false"
+        yield hint(name, "adaptation.enabled changes nothing: the bundle has one edge variant", advice)
+    if settings.models.as_planned:
+        profiles = Profiles(settings.state_dir, Path(settings.hardware.root))
+        if profiles.of(bundle) is None:
+            why = " ".join(profiles.problems.values()) or "there is no profile of this device"
+            advice = f"edge-agent profile create {bundle.manifest.name}"
+            yield hint(name, f"models.as_planned changes nothing: {why}", advice)
 
 
 def _certification(manifest: Manifest, model: Model, policy: Policy) -> str:
@@ -117,3 +141,38 @@ def _measure(bundle: Bundle, model: Model, options: RuntimeOptions) -> tuple[flo
         return measured and measured[0], loaded.runtime.provider
     finally:
         loaded.close()
+
+
+def contract_findings(settings: EdgeSettings) -> Iterator[Finding]:
+    """Yields the findings of the audits about the certificates in use."""
+    path = StatePaths(settings.state_dir).certificates_path
+    try:
+        stored = records.read(path)
+        paths = current_bundles(settings)
+    except (IntegrityError, OSError) as error:
+        yield warning("audits", f"{error}", "certify the models again: nothing is certified until then")
+        return
+    for folder in paths:
+        try:
+            manifest = parse_manifest((folder / MANIFEST_NAME).read_bytes(), str(folder))
+        except (FirstlineError, OSError):
+            continue  # `model_findings` reports it
+        for variant in manifest.edge:
+            record = _record_of(manifest, variant, stored)
+            if record is not None:
+                yield _contract_finding(f"contract {manifest.name} {manifest.version} {variant.id}", record)
+
+
+def _record_of(manifest: Manifest, variant: Model, stored: Mapping[str, CertificateRecord]) -> CertificateRecord | None:
+    certificate = valid_certificate(manifest, variant)
+    if certificate is None or not certificate.audit_bounds:
+        return None
+    return stored.get(record_key(manifest.name, str(manifest.version), certificate))
+
+
+def _contract_finding(subject: str, record: CertificateRecord) -> Finding:
+    audits = f"{counted(record.agreed + record.disagreed, 'audit')}, {record.disagreed} disagreed"
+    if not record.state.is_void:
+        return ok(subject, audits)
+    advice = "certify again, with the output of `edge-agent audit list`, and copy the new bundle here"
+    return warning(subject, f"{audits}; its certificate is void: {record.state.cause}", advice)

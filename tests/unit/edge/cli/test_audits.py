@@ -5,11 +5,20 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+from support.agent import edge_settings
 
+from bench.support.bundles import with_certificate
+from firstline_core.bundle.manifest import MANIFEST_NAME, encode_manifest, parse_manifest
+from firstline_core.routing import audit
+from firstline_edge.audits import records
+from firstline_edge.audits.records import CertificateRecord, CertificateState, EventRecord, record_key
 from firstline_edge.audits.samples import Sample, SampleLog
 from firstline_edge.cli import audits
+from firstline_edge.cli.doctor_models import contract_findings
 from firstline_edge.cli.explain import describe
+from firstline_edge.cli.findings import Severity
 from firstline_edge.cli.parser import parse
 from firstline_edge.cli.status import _contract_lines
 from firstline_edge.state import StatePaths
@@ -136,3 +145,31 @@ def test_a_damaged_line_is_ignored(tmp_path: Path, capsys: pytest.CaptureFixture
     written(tmp_path, sample(score=0.7))
     assert run(tmp_path, "-o", "json") == 0
     assert [row["score"] for row in json.loads(capsys.readouterr().out)["rows"]] == [0.9, 0.7]
+
+
+def test_doctor_reports_an_alarm_of_a_bundle_in_use(tmp_path: Path) -> None:
+    original = parse_manifest((Path(__file__).parents[4] / "models/digits/bundle" / MANIFEST_NAME).read_bytes())
+    variant = with_certificate(original.edge[0], original)
+    manifest = msgspec.structs.replace(original, edge=(variant,))
+    bundle = tmp_path / "digits"
+    bundle.mkdir()
+    (bundle / MANIFEST_NAME).write_bytes(encode_manifest(manifest))
+    settings = edge_settings(tmp_path / "state", models__directories=[str(bundle)])
+    assert list(contract_findings(settings)) == []
+    assert variant.certificate is not None
+    key = record_key(manifest.name, str(manifest.version), variant.certificate)
+    record = CertificateRecord(
+        model=manifest.name, version="1", events={"": EventRecord(audit.begin(0.05))}, agreed=7, disagreed=3
+    )
+    path = StatePaths(tmp_path / "state").certificates_path
+    path.parent.mkdir(parents=True)
+    records.RecordFile(path).write(records.encode({key: record, "gone": record}))
+    (finding,) = contract_findings(settings)
+    assert (finding.severity, finding.detail) == (Severity.OK, "10 audits, 3 disagreed")
+    record.state = CertificateState("broken_on_device", "because")
+    records.RecordFile(path).write(records.encode({key: record}))
+    (finding,) = contract_findings(settings)
+    assert finding.severity is Severity.WARNING and "its certificate is void: because" in finding.detail
+    path.write_text("{")
+    (finding,) = contract_findings(settings)
+    assert finding.severity is Severity.WARNING and str(path) in finding.detail

@@ -160,7 +160,10 @@ def test_explain_states_the_certificate_of_an_edge_answer() -> None:
 def test_explain_plan_lists_unknown_figures(run: Run) -> None:
     unknown = run("plan", "explain", "digits")
     assert unknown.code == 0
-    assert "open      No profile" in unknown.out
+    assert "open      No profile" in unknown.out and "open      No agent of this configuration answers" in unknown.out
+    known = run("plan", "explain", "digits", "--bandwidth", "8", "--round-trip", "4")
+    assert known.code == 0
+    assert "agent" not in known.out  # nothing of it is needed
 
 
 def test_explain_plan_uses_measured_splits(tmp_path: Path, run: Run) -> None:
