@@ -85,7 +85,9 @@ def test_bundle_without_edge_model_is_refused(measured: Measured, tmp_path: Path
 
 def test_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    assert "cannot be made" in run(*_COMMAND, "--plots", tmp_path / "file" / "in", code=2).stderr
+    folder = tmp_path / "file" / "in"
+    refusal = f"The folder of plots {folder} cannot be written: a part of its path is not a folder; name another place."
+    assert refusal in run(*_COMMAND, "--plots", folder, code=2).stderr
 
 
 def test_missing_matplotlib_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
