@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-import collections
-import time
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import accumulate
+from dataclasses import dataclass
+from functools import cache
 
-from prometheus_client import CollectorRegistry, Counter, Gauge
-from prometheus_client.core import CounterMetricFamily, Exemplar, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
-from prometheus_client.utils import floatToGoString
 
 from firstline_core.errors import FirstlineError
 from firstline_core.telemetry import tracing
-from firstline_core.types import Answer, InferResponse, Reason, Status, Tier, TraceContext
+from firstline_core.types import InferResponse, TraceContext
 
 # Seconds: from a cache hit (tens of microseconds) to a request that waits for its deadline.
 LATENCY_BUCKETS_S = (
     0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0,
 )  # fmt: skip
-
-_BOUNDS = (*map(floatToGoString, LATENCY_BUCKETS_S), "+Inf")
 
 
 class RequestMetrics:
@@ -40,15 +34,29 @@ class RequestMetrics:
         self._errors = Counter(
             f"{self._prefix}_errors_total", "Refused or failed requests by code.", ("code",), registry=self.registry
         )
-        self._answers = _Answers(self._prefix)
-        self.registry.register(self._answers)
+        answers = Counter(
+            f"{self._prefix}_requests_total",
+            "Answered requests by the tier that answered, the reason and the status.",
+            ("tier", "reason", "status"),
+            registry=self.registry,
+        )
+        latencies = Histogram(
+            f"{self._prefix}_request_seconds",
+            "Time from a request's arrival to its first answer, by the tier that answered.",
+            ("tier",),
+            registry=self.registry,
+            buckets=LATENCY_BUCKETS_S,
+        )
+        # The library takes longer to find the counter of some labels than to count.
+        self._answers, self._latencies = cache(answers.labels), cache(latencies.labels)
 
     def observe(self, response: InferResponse, seconds: float, trace: TraceContext | None = None) -> None:
         """Counts one answer and its time from the request's arrival; an exported trace is an exemplar of that time."""
         answer = response.answer
         if answer is not None:
-            exported = trace.trace_id if trace is not None and tracing.is_sampled(trace) else ""
-            self._answers.add(answer, seconds, exported)
+            exemplar = {"trace_id": trace.trace_id} if trace is not None and tracing.is_sampled(trace) else None
+            self._answers(answer.tier, answer.reason, answer.status).inc()
+            self._latencies(answer.tier).observe(seconds, exemplar)
 
     def count_error(self, error: FirstlineError) -> None:
         """Counts one refusal or failure."""
@@ -95,67 +103,6 @@ class RequestMetrics:
         """
         encode, content_type = choose_encoder(accept)
         return encode(self.registry), content_type
-
-
-@dataclass(slots=True)
-class _Latencies:
-    """The times of answers.
-
-    Attributes:
-        counts: answers of each bucket alone; the last are above all buckets.
-        seconds: sum of the times.
-        exemplars: the latest one, by the position of its bucket.
-    """
-
-    counts: list[int] = field(default_factory=lambda: [0] * (len(LATENCY_BUCKETS_S) + 1))
-    seconds: float = 0.0
-    exemplars: dict[int, Exemplar] = field(default_factory=dict)
-
-
-class _Answers(Collector):
-    """Answers and their times, converted for Prometheus at each scrape: to count them there takes four times as long.
-
-    Args:
-        prefix: of the metrics.
-    """
-
-    def __init__(self, prefix: str) -> None:
-        self._prefix = prefix
-        self._counts: collections.Counter[tuple[Tier, Reason, Status]] = collections.Counter()
-        self._latencies = {tier: _Latencies() for tier in Tier}
-        self._since_s = time.time()
-
-    def add(self, answer: Answer, seconds: float, trace_id: str) -> None:
-        """Counts an answer; `trace_id` is that of an exported trace, or ""."""
-        self._counts[answer.tier, answer.reason, answer.status] += 1
-        latencies, bucket = self._latencies[answer.tier], bisect_left(LATENCY_BUCKETS_S, seconds)
-        latencies.counts[bucket] += 1
-        latencies.seconds += seconds
-        if trace_id:
-            latencies.exemplars[bucket] = Exemplar({"trace_id": trace_id}, seconds, time.time())
-
-    def collect(self) -> Iterable[Metric]:
-        answers = CounterMetricFamily(
-            f"{self._prefix}_requests",
-            "Answered requests by the tier that answered, the reason and the status.",
-            labels=("tier", "reason", "status"),
-        )
-        for labels, count in self._counts.copy().items():
-            answers.add_metric(labels, count, created=self._since_s)
-        times = HistogramMetricFamily(
-            f"{self._prefix}_request_seconds",
-            "Time from a request's arrival to its first answer, by the tier that answered.",
-            labels=("tier",),
-        )
-        for tier, latencies in self._latencies.items():
-            if any(counts := latencies.counts.copy()):
-                buckets: list[tuple[str, float] | tuple[str, float, Exemplar]] = []
-                for bucket, (bound, count) in enumerate(zip(_BOUNDS, accumulate(counts), strict=True)):
-                    exemplar = latencies.exemplars.get(bucket)
-                    buckets.append((bound, count) if exemplar is None else (bound, count, exemplar))
-                times.add_metric((tier,), buckets, latencies.seconds)
-                times.add_sample(f"{times.name}_created", {"tier": tier}, self._since_s)
-        return answers, times
 
 
 @dataclass(eq=False)
