@@ -67,7 +67,8 @@ def identity_findings(identity: DeviceIdentity) -> Iterator[Finding]:
     )
     if left_s < 0:
         advice = (
-            "start the agent, which renews it; where the gateway refuses: edge-agent join URL --token-file FILE --force"
+            "start the agent, which renews it; if the gateway refuses: edge-agent join URL --token-file FILE --force, "
+            "and restart the agent"
         )
         yield warning("identity", f"{detail}: it has ended", advice)
     else:

@@ -173,8 +173,10 @@ class _Pool:
         except LinkError as error:
             if type(error) is RemoteTimeoutError:  # the caller's whole time, not what was left of it
                 raise RemoteTimeoutError(f"{url} did not answer within {rounded(timeout_s)} s.") from error
-            again = ", or join the gateway again with --force" if self._credentials is not None else ""
-            message = untrusted(error.__cause__, url, f"in tls_ca_file of this link{again}")
+            where = "in tls_ca_file of this link"
+            if self._credentials is not None:
+                where += ", or join the gateway again with --force and restart the agent"
+            message = untrusted(error.__cause__, url, where)
             raise type(error)(message or f"{url}: {error.message}.") from error
         finally:
             self._free.release()

@@ -9,7 +9,7 @@ from firstline_core.clock import Clock
 from firstline_core.errors import ConfigError
 from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.wording import time_text
-from firstline_edge.identity.files import IdentityFiles, Revision
+from firstline_edge.identity.files import JOINED_AGAIN, IdentityFiles, Revision
 from firstline_edge.identity.time_floor import TimeFloor
 from firstline_edge.identity.tls import DeviceContext, device_context
 from firstline_edge.settings.identity import IdentityDocument
@@ -123,6 +123,8 @@ class DeviceIdentity:
         problems = [self._damage]
         if self.credentials is not None:
             problems.append(self.credentials.problem)
+            if self.credentials.files.revision() not in (None, self.credentials.revision):
+                problems.append(JOINED_AGAIN)
             if not self.credentials.floor.trusts_clock:
                 problems.append(
                     f"The clock says {time_text(self._clock.wall_s())}, which cannot be; certificates are judged by "

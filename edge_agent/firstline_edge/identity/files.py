@@ -30,6 +30,7 @@ from firstline_edge.settings.identity import IdentityDocument, identity_path, re
 
 _LIMIT_BYTES = 1 << 20
 
+JOINED_AGAIN = "The device has joined again since the agent was started; restart the agent."
 
 Revision = tuple[int, int] | None
 """Identifies one version of the stored identity: inode and time of change of its file; None without an identity."""
@@ -94,7 +95,7 @@ class IdentityFiles:
             # The agent may renew while `join` writes, and the files belong together.
             with self._opened() as folder, locked_folder(folder):
                 if replaces not in ("any", self.revision()) and readable_identity(self.state_dir) is not None:
-                    raise ConfigError("The device has joined again since the agent was started; restart the agent.")
+                    raise ConfigError(JOINED_AGAIN)
                 write_whole(folder / self.authorities.name, authorities_pem.encode(), folder_owners_mode=0o600)
                 write_whole(folder / self.device.name, (key_pem + certificate_pem).encode(), folder_owners_mode=0o600)
                 status = write_whole(

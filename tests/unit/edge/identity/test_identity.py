@@ -21,7 +21,7 @@ from firstline_core.protocol.enrolment import BrokerAddress, EnrolAnswer, public
 from firstline_core.storage.files import write_whole
 from firstline_core.units import DAY_S
 from firstline_edge.identity import enrolment
-from firstline_edge.identity.credentials import Credentials
+from firstline_edge.identity.credentials import Credentials, DeviceIdentity
 from firstline_edge.identity.files import IdentityFiles
 from firstline_edge.identity.renewal import CredentialRenewal
 from firstline_edge.settings.identity import IdentityDocument, readable_identity
@@ -108,6 +108,18 @@ class TestJoinAgain:
             await renewal.renew()
         assert adopted == []
         assert again == [readable_identity(tmp_path)]
+
+    async def test_the_running_agent_reports_it(self, tmp_path: Path, authority: Authority) -> None:
+        joined(tmp_path, authority)
+        settings = load(None, environ={}, overrides={"agent.state_dir": str(tmp_path)})
+        running = DeviceIdentity(settings, SimulatedClock(wall_start_s=NOW_S))
+        assert running.problems == []
+        joined(tmp_path, authority)
+        (problem,) = running.problems
+        assert "has joined again" in problem and "restart the agent" in problem
+        assert DeviceIdentity(settings, SimulatedClock(wall_start_s=NOW_S)).problems == []
+        (tmp_path / "identity" / "identity.json").unlink()
+        assert running.problems == []
 
 
 def test_one_process_writes_the_files(tmp_path: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
