@@ -1,7 +1,9 @@
 """A device that has joined: both links by its certificate, renewed under load, and cut off once it is revoked."""
 
 import asyncio
+import contextlib
 import itertools
+import json
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -11,8 +13,10 @@ import msgspec
 import pytest
 import pytest_asyncio
 from support.agent import serving_agent
+from support.broker import free_port
 from support.forks import run_forked
 from support.gateway import DIGITS
+from support.http_answers import answering
 from support.images import noise
 from support.tls_site import TlsSite, tls_site
 from support.waiting import until
@@ -30,6 +34,7 @@ from firstline_edge.identity.credentials import DeviceIdentity
 from firstline_edge.identity.enrolment import join_gateway
 from firstline_edge.identity.files import IdentityFiles
 from firstline_edge.settings.load import load
+from firstline_edge.state import StateDirectory
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.mosquitto]
 
@@ -172,6 +177,30 @@ async def test_doctor_checks_the_identity_without_disturbing_the_agent(gateway: 
         assert offset_s is not None
         assert await asked(agent) == "cloud"
         assert link.connections == connections
+
+
+async def test_doctor_reports_the_running_agents_own_link(gateway: TlsSite, tmp_path: Path) -> None:
+    async with joined(gateway, tmp_path, "watched", "mqtt") as agent:
+        settings, (link,) = agent.settings, agent.links.mqtt
+    credentials = DeviceIdentity(settings, SYSTEM_CLOCK).credentials
+    here, elsewhere = {"address": link.address, "problem": ""}, {"address": "elsewhere:8883", "problem": ""}
+    cases: list[tuple[dict[str, dict[str, str]], Severity, str]] = [
+        ({"mqtt": here | {"state": "up"}}, Severity.OK, "is up"),
+        ({"mqtt": here | {"state": "unknown"}}, Severity.WARNING, "no answer over this link yet"),
+        ({"mqtt": here | {"state": "down", "problem": "Unplugged."}}, Severity.ERROR, "is down: Unplugged."),
+        ({"mqtt": elsewhere | {"state": "up"}}, Severity.ERROR, "does not use this link"),
+        ({}, Severity.ERROR, "does not use this link"),
+    ]
+    with contextlib.closing(StateDirectory(settings.state_dir)) as state:  # as if an agent ran
+        for links, severity, says in cases:
+            status = json.dumps({"links": links}).encode()
+            with answering(lambda *_, status=status: (200, {}, status)) as url:
+                state.publish_url(url)
+                [finding], _ = await link_findings(settings, credentials)
+            assert finding.severity is severity and says in finding.detail, finding
+        state.publish_url(f"http://127.0.0.1:{free_port()}")
+        [finding], _ = await link_findings(settings, credentials)
+    assert finding.severity is Severity.WARNING and "No agent answers at" in finding.detail
 
 
 async def test_doctor_reports_a_revoked_device(gateway: TlsSite, tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from firstline_core.telemetry.wording import rounded
 from firstline_edge.cli.agent_api import agent_status
 from firstline_edge.cli.findings import Finding, Severity, hint_if, ok, problem, warning
 from firstline_edge.cloud.http_link import HttpLink, client_settings, tls_context, token_of
+from firstline_edge.cloud.link import LinkStatus
 from firstline_edge.cloud.links import mqtt_settings
 from firstline_edge.fleet.updates.model_store import current_bundles
 from firstline_edge.identity.credentials import Credentials
@@ -56,7 +57,7 @@ async def link_findings(
         shows_identity = credentials is not None and section.shows_identity
         if section.kind == "mqtt" and shows_identity and _agent_runs(settings):
             # With the agent's certificate, the broker would end the agent's session.
-            findings.append(await _link_of_running_agent(subject, settings, name))
+            findings.append(await _link_of_running_agent(subject, settings, name, f"{host}:{port}"))
             continue
         try:
             probe = _open_probe(section, settings, credentials)
@@ -117,18 +118,20 @@ def _agent_runs(settings: EdgeSettings) -> bool:
         return True  # a running agent must not be disturbed
 
 
-async def _link_of_running_agent(subject: str, settings: EdgeSettings, name: str) -> Finding:
-    """Returns the state of a link that the running agent uses."""
+async def _link_of_running_agent(subject: str, settings: EdgeSettings, name: str, address: str) -> Finding:
+    """Returns the state of a link that the running agent uses; `address` is the one in the settings."""
     try:
         _, status = await asyncio.to_thread(agent_status, settings)
     except FirstlineError as error:
-        return problem(subject, f"the running agent does not report it: {error.message}")
-    link = status.get("links", {}).get(name)
-    if link is None:
-        return problem(subject, "the running agent does not have this link", "restart it with these settings")
-    if link["problem"]:
-        return problem(subject, link["problem"])
-    return ok(subject, f"the running agent's link is {link['state']}")
+        return warning(subject, f"not checked, because the running agent does not give its status: {error.message}")
+    link = status.get("links", {}).get(name, {})
+    if link.get("address") != address:
+        return problem(subject, "the running agent does not use this link", "restart it with these settings")
+    if link["state"] == LinkStatus.UP:
+        return ok(subject, "the running agent's link is up")
+    if link["state"] == LinkStatus.UNKNOWN:
+        return warning(subject, "the running agent has had no answer over this link yet")
+    return problem(subject, f"the running agent's link is {link['state']}: {link['problem']}", "edge-agent status")
 
 
 def _address(section: LinkSection) -> tuple[str, int]:
