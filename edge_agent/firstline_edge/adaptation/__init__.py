@@ -1,6 +1,6 @@
-"""Holds several edge variants of a bundle at once, chooses which one answers, and loads and unloads them.
+"""Loads and unloads the edge variants of a bundle, and chooses which one answers.
 
-    variants    the choice of a variant for a request
+    variants    the choice of a variant for a request; `models.models.BundleVariants` holds them
     loading     builds the ladder of a bundle on this device; limits and timing from the settings
     switching   updates the controllers with sensor readings, loads and unloads variants, reports switches
 

@@ -45,7 +45,8 @@ OptionsByModel = Callable[[Model], RuntimeOptions]
 LadderLoader = Callable[[Bundle, EdgeModel, Callable[[Model], EdgeModel], Profile | None], DeviceModel]
 """Loads the other variants of a bundle, and returns the one to use.
 
-Takes the bundle, the first variant that loaded, what loads another one, and the bundle's profile on this machine.
+Takes the bundle, the first variant that loaded, a function that loads another variant, and the bundle's profile on this
+device, or None.
 """
 
 
