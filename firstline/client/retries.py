@@ -87,12 +87,17 @@ def retried(position: int, build: Callable[[], Call[T]], patience_s: float) -> S
         except FirstlineError as error:
             if not is_temporary(error):
                 return Outcome(position, error=error)
-            drawn_s = full_jitter_s(_RNG, failures, base_s=_BACKOFF_S, max_s=_BACKOFF_MAX_S)
-            wait_s = (error.retry_after_s or 0.0) + drawn_s
+            wait_s = _retry_wait_s(error, failures)
             if time.monotonic() + wait_s > end_s:
                 return Outcome(position, error=error)
         failures += 1
         yield wait_s
+
+
+def _retry_wait_s(error: FirstlineError, failures: int) -> float:
+    """Returns how long the server asks to wait, and a random time that grows with the failures (seconds)."""
+    drawn_s = full_jitter_s(_RNG, failures, base_s=_BACKOFF_S, max_s=_BACKOFF_MAX_S)
+    return (error.retry_after_s or 0.0) + drawn_s
 
 
 def job_result(call: Call[T], job_id: str, *, timeout_s: float, silence_s: float) -> Steps[T]:
@@ -152,28 +157,28 @@ def once(call: Call[T]) -> Steps[T]:
 
 
 def followed(call: Call[Answered], *, patience_s: float, silence_s: float, final: bool = True) -> Steps[Answered]:
-    """Repeats a call until the answer is final. Each wait is twice the one before, so at most as long as all of them.
+    """Polls until the answer with an id is final: often at first, and every second later.
 
     Args:
         call: for the answer with an id; a gateway holds it until the job is answered.
-        patience_s: how long to repeat it while the server is overloaded or cannot be reached (seconds).
+        patience_s: how long to retry while the server is overloaded or cannot be reached (seconds).
         silence_s: how long the server may stay silent (seconds).
         final: whether to wait while the answer is provisional; otherwise only while there is none, as of a job.
     """
-    reached_s, wait_s = time.monotonic(), _FOLLOW_S
+    reached_s, failures, wait_s = time.monotonic(), 0, _FOLLOW_S
     while True:
-        asked_for_s = 0.0
         try:
             answered: Answered = yield long_polling(call, silence_s)
+            if not (final and provisional_id(answered)):
+                return answered
         except NotReadyError:  # the job is not answered yet
-            reached_s = time.monotonic()
+            pass
         except FirstlineError as error:
             if not is_temporary(error) or time.monotonic() - reached_s >= patience_s:
                 raise
-            asked_for_s = error.retry_after_s or 0.0
-        else:
-            if not (final and provisional_id(answered)):
-                return answered
-            reached_s = time.monotonic()
-        yield max(asked_for_s, wait_s)
+            yield float(min(patience_s, _retry_wait_s(error, failures)))
+            failures += 1
+            continue
+        reached_s, failures = time.monotonic(), 0
+        yield wait_s
         wait_s = min(2 * wait_s, _FOLLOW_MAX_S)

@@ -1,5 +1,6 @@
 """The steps that follow an answer until it is final, with a server that refuses, is away, or answers nonsense."""
 
+import random
 from typing import Any
 
 import pytest
@@ -33,9 +34,17 @@ def follow(*replies: Any, patience_s: float = 60.0, final: bool = True) -> tuple
 
 
 def test_a_provisional_answer_is_asked_for_again() -> None:
-    found, waits = follow(PROVISIONAL, AWAY, errors.QueueFullError("busy"), PROVISIONAL, FINAL)
-    assert found is FINAL
-    assert waits == [0.02, 0.04, 0.08, 0.16]
+    assert follow(*[PROVISIONAL] * 8, FINAL) == (FINAL, [0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.0, 1.0])
+
+
+def test_failures_are_retried_after_random_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients of a server that restarts must not return at the same time."""
+    monkeypatch.setattr(retries, "_RNG", random.Random(1))
+    busy = errors.QueueFullError("busy")
+    found, waits = follow(PROVISIONAL, AWAY, busy, AWAY, PROVISIONAL, AWAY, FINAL)
+    drawn = random.Random(1)
+    expected = [drawn.uniform(0, most_s) for most_s in (0.1, 0.2, 0.4, 0.1)]
+    assert (found, waits) == (FINAL, [0.02, *expected[:3], 0.04, expected[3]])
 
 
 def test_expired_answer_is_the_last() -> None:
@@ -50,7 +59,14 @@ def test_a_job_is_awaited_longer_than_the_patience() -> None:
 
 def test_a_wait_is_as_long_as_the_server_asks() -> None:
     full = errors.QueueFullError("busy", retry_after_s=3.0)
-    assert follow(full, FINAL) == (FINAL, [3.0])
+    found, (wait_s,) = follow(full, FINAL)
+    assert found is FINAL
+    assert 3.0 <= wait_s <= 3.1
+
+
+def test_no_wait_is_longer_than_the_patience() -> None:
+    full = errors.QueueFullError("busy", retry_after_s=3600.0)
+    assert follow(full, FINAL, patience_s=60) == (FINAL, [60.0])
 
 
 @pytest.mark.parametrize(
