@@ -31,7 +31,7 @@ def test_the_tutorials_are_true(reader: Reader) -> None:
     typed = "\n".join(reader.executed)
     for command in ("edge-agent doctor", "edge-agent explain", "bundle create", "evaluate", "key create", "ask.py"):
         assert command in typed
-    for command in ("stream.py", "job get", "jobs.py", "/load"):
+    for command in ("stream.py", "Prefer: respond-async", "jobs.py", "/load"):
         assert command in typed
     ours = {".gitignore", "docs/", "models/", "edge-agent.log", "firstline-gateway.log"}
     assert left_for_git(reader.folder) == ours
