@@ -174,7 +174,9 @@ def test_more_time_gives_no_worse_variant(runs_ms: list[float], wait_ms: float, 
 
 
 @given(RUNS_MS, st.floats(0, 1), st.floats(0, 1), TIMES_MS, TIMES_MS)
-def test_load_lowers_the_rung(runs_ms: list[float], busy: float, more: float, left_ms: float, link_ms: float) -> None:
+def test_more_load_gives_a_cheaper_rung(
+    runs_ms: list[float], busy: float, more: float, left_ms: float, link_ms: float
+) -> None:
     """If there is time to ask the full model."""
     if runs_ms[0] + link_ms <= left_ms:
         least, most = sorted((busy, more))

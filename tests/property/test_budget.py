@@ -31,7 +31,9 @@ def test_no_period_spends_more_than_its_budget(amount: float, period_s: float, s
 
 
 @given(offers, st.lists(st.tuples(shares, costs, st.booleans()), min_size=1))
-def test_budget_holds_without_price(stream: list[tuple[float, ...]], promises: list[tuple[float, float, bool]]) -> None:
+def test_budget_holds_for_requests_without_a_price(
+    stream: list[tuple[float, ...]], promises: list[tuple[float, float, bool]]
+) -> None:
     account = Account({"joules/day": Meter(Budget(100.0, DAY_S), Ledger())})
     spent = 0.0
     for _, value, cost, demanded in stream:

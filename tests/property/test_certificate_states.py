@@ -106,7 +106,9 @@ async def _only_tightens(
     st.sampled_from((0.02, 0.05, 0.2)),
     SCORES,
 )
-def test_tightening_keeps_promise(found: list[tuple[float, int, float]], epsilon: float, threshold: float) -> None:
+def test_tightened_threshold_keeps_the_promise(
+    found: list[tuple[float, int, float]], epsilon: float, threshold: float
+) -> None:
     scores, losses, propensities = ([row[column] for row in found] for column in range(3))
     stricter = tightened(scores, losses, propensities, epsilon, threshold)
     assert stricter > threshold

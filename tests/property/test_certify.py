@@ -40,7 +40,9 @@ def _no_less(loose: Found, strict: Found) -> None:
 
 @settings(max_examples=40)
 @given(ROWS, SHARES, SHARES, MORE, st.sampled_from([0.0, 0.3]))
-def test_weaker_promise_accepts_no_fewer(rows: Any, epsilon: float, delta: float, more: float, select: float) -> None:
+def test_weaker_promise_accepts_no_fewer_rows(
+    rows: Any, epsilon: float, delta: float, more: float, select: float
+) -> None:
     scores, losses = np.array(rows, np.float64).T
     strict = _selected(scores, losses, epsilon, delta, select)
     _no_less(_selected(scores, losses, epsilon + more, delta, select), strict)

@@ -140,7 +140,9 @@ def look(ages: Timeline, promises: list[Promise]) -> None:
     st.floats(0, 3),
 )
 @settings(max_examples=200)
-def test_backward_clock_grants_no_budget(period_s: float, spent: float, boots: list[float | None], away: float) -> None:
+def test_clock_that_goes_back_grants_no_second_budget(
+    period_s: float, spent: float, boots: list[float | None], away: float
+) -> None:
     """Spending survives boots with an unset clock or one a period behind; a later period has a full budget."""
     clock, ledger, amount = JumpingClock(), Ledger(), 100.0
     Meter(Budget(amount, period_s), ledger).charge(spent * amount, clock.wall_s(), priced=False)

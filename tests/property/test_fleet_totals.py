@@ -44,7 +44,9 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Database]:
 
 
 @given(STEPS, st.data())
-def test_totals_survive_all_faults(database: Database, steps: list[tuple[int, int, bool]], data: st.DataObject) -> None:
+def test_totals_survive_restarts_repeats_and_losses(
+    database: Database, steps: list[tuple[int, int, bool]], data: st.DataObject
+) -> None:
     reports, rows = reports_of(steps)
     last_of_session = {report.session: index for index, report in enumerate(reports)}
     device = f"cam-{next(DEVICES)}"

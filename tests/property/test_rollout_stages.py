@@ -13,7 +13,9 @@ SHARES = st.lists(st.floats(0.01, 1.0), min_size=1, max_size=4).map(sorted)
 
 
 @given(st.text(max_size=10), SHARES, st.floats(0.0, 0.5), st.integers(1, 300))
-def test_stages_partition_devices_not_held_back(salt: str, shares: list[float], held_back: float, devices: int) -> None:
+def test_stages_are_disjoint_whole_and_exclude_held_back_devices(
+    salt: str, shares: list[float], held_back: float, devices: int
+) -> None:
     taken: list[str] = []
     for share in shares:
         found = divide(salt, Stage(share), FLEET[:devices], held_back, taken)

@@ -85,7 +85,9 @@ async def test_a_killed_device_ends_on_a_valid_bundle(
         await lived(tmp_path / str(seed), bundles, seed, monkeypatch)
 
 
-async def test_kills_leave_valid_bundle(tmp_path: Path, bundles: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_kill_after_any_step_leaves_a_valid_bundle(
+    tmp_path: Path, bundles: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One good update, cut after 0, 1, 2 ... operations, until one goes through without being cut."""
     for operations in range(1000):
         registry, clock = Registry(random.Random(0)), HastyClock()

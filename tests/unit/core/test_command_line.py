@@ -50,7 +50,9 @@ def test_the_example_of_a_command_is_taken_and_it_answers_in_json(prog: str) -> 
         ("firstline-gateway", ["key", "creat", "ops"], "invalid choice: 'creat'; did you mean 'create'?"),
     ],
 )
-def test_typos_are_named(program: str, arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_mistyped_word_is_recognised(
+    program: str, arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as ended:
         PROGRAMS[program]().parse_args(arguments)
     assert ended.value.code == 2

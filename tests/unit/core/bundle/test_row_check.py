@@ -34,7 +34,9 @@ def check(folder: Path, file: Path, **fields: Any) -> RowCheck:
 
 @pytest.mark.parametrize(("make", "operator"), DEPENDENT_ON_BATCH.items())
 @pytest.mark.parametrize("postprocess", [(), (Softmax(),)])
-def test_batch_1_makes_rows_agree(tmp_path: Path, make: MakeModel, operator: str, postprocess: tuple[Any, ...]) -> None:
+def test_rows_that_depend_on_the_batch_agree_with_batch_1(
+    tmp_path: Path, make: MakeModel, operator: str, postprocess: tuple[Any, ...]
+) -> None:
     file = make(tmp_path / "m.onnx")
     found = check(tmp_path, file, postprocess=postprocess)
     assert (found.rows, found.depends_on) == (40, "batch")

@@ -314,7 +314,9 @@ def test_damaged_stored_metadata_is_fetched_again(device: Device, repository: Si
     assert list(device.trust.refresh()) == ["digits/1/manifest.json"]
 
 
-def test_files_are_synced_first(device: Device, repository: SignedRepository, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_are_synced_before_they_replace_others(
+    device: Device, repository: SignedRepository, monkeypatch: pytest.MonkeyPatch
+) -> None:
     events: list[str] = []
     fsync, replace = os.fsync, Path.replace
     monkeypatch.setattr(os, "fsync", lambda descriptor: (events.append("sync"), fsync(descriptor))[1])

@@ -161,7 +161,9 @@ class TestMeasuring:
 
 class TestProcess:
     @pytest.mark.parametrize(("ends", "points"), [(1, ["small"]), (3, [])])
-    def test_interrupted_point_is_not_kept(self, bundle: Bundle, tmp_path: Path, ends: int, points: list[str]) -> None:
+    def test_an_interrupted_point_is_repeated_or_left_out(
+        self, bundle: Bundle, tmp_path: Path, ends: int, points: list[str]
+    ) -> None:
         found = measure_profile(bundle, tmp_path / "p.json", ONE, gate=Ending(ends))
         assert [one.key.variant for one in found.points] == points
         reasons = [one.reason for one in found.refused]

@@ -280,7 +280,9 @@ async def test_http_1_0_gets_one_answer_and_no_100_continue() -> None:
     ],
 )
 @pytest.mark.parametrize("before", [(), ("Connection: Upgrade", "Upgrade: h2c")], ids=["plain", "upgrade"])
-async def test_ambiguous_heads_wait_for_answers(before: tuple[str, ...], head: str, status: int, reason: bytes) -> None:
+async def test_ambiguous_heads_are_refused_after_the_answers_before_them(
+    before: tuple[str, ...], head: str, status: int, reason: bytes
+) -> None:
     async with served(echo) as (_, port), connected(port) as (reader, writer):
         writer.write(asking(b"xy", *before) + head.encode() + b"\r\n")
         assert await answered(reader) == (200, b"/a xy")
@@ -385,7 +387,9 @@ async def test_of_too_many_connections_the_oldest_idle_one_closes() -> None:
 @pytest.mark.parametrize(
     ("descriptors", "limit"), [(resource.RLIM_INFINITY, 4096), (1 << 20, 4096), (1024, 512), (1, 1), (0, 1)]
 )
-def test_connections_leave_half_of_descriptors(monkeypatch: pytest.MonkeyPatch, descriptors: int, limit: int) -> None:
+def test_connections_take_half_of_the_descriptors_at_most(
+    monkeypatch: pytest.MonkeyPatch, descriptors: int, limit: int
+) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (descriptors, resource.RLIM_INFINITY))
     assert connections_within_descriptors() == limit
 

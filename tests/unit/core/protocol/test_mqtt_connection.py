@@ -123,7 +123,9 @@ async def test_a_publication_ends_when_the_broker_acknowledges(size_bytes: int) 
     ],
 )
 @pytest.mark.parametrize("properties", [b"", b"\0", b"\x04\x1f\0\x01x"], ids=["none", "empty", "a reason string"])
-async def test_refusals_fail_alone(code: int, kind: type[errors.FirstlineError], name: str, properties: bytes) -> None:
+async def test_a_refused_publication_fails_alone(
+    code: int, kind: type[errors.FirstlineError], name: str, properties: bytes
+) -> None:
     async with connected(lambda _: None) as (connection, broker):
         for reason in (code, 0):
             publishing = asyncio.create_task(connection.publish(Publication("t", b"x")))

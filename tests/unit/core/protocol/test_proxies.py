@@ -44,7 +44,9 @@ def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
         ("http://[fe80::1]:8000", {"HTTP_PROXY": PROXY, "NO_PROXY": "fd00::/8"}, PROXY),
     ],
 )
-def test_variables_set_proxy(monkeypatch: pytest.MonkeyPatch, url: str, variables: dict[str, str], proxy: str) -> None:
+def test_variables_choose_the_proxy(
+    monkeypatch: pytest.MonkeyPatch, url: str, variables: dict[str, str], proxy: str
+) -> None:
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert environment_proxy(url) == proxy

@@ -387,7 +387,9 @@ async def test_a_certificate_after_a_loss_of_records_is_valid(make_scene: MakeSc
 
 
 @pytest.mark.parametrize("lose", [lambda path: path.write_bytes(b"{"), Path.mkdir], ids=["damaged", "unreadable"])
-async def test_old_bundle_proves_nothing(lose: Callable[[Path], object], make_scene: MakeScene, tmp_path: Path) -> None:
+async def test_a_bundle_from_before_a_loss_proves_nothing(
+    lose: Callable[[Path], object], make_scene: MakeScene, tmp_path: Path
+) -> None:
     def bundle(certified: float) -> DeviceModel:
         return stored_bundle(tmp_path / f"{certified}", certified)
 

@@ -194,7 +194,9 @@ class TestTheFarSide:
             pytest.param(lambda r: with_probabilities(r, [[0.9, 0.9]]), id="sum of 1.8"),
         ],
     )
-    async def test_wrong_answer_fails_link(self, scene: Scene, spoil: Callable[[InferResponse], InferResponse]) -> None:
+    async def test_a_wrong_answer_is_a_failure_of_the_link(
+        self, scene: Scene, spoil: Callable[[InferResponse], InferResponse]
+    ) -> None:
         scene.cloud.spoil = spoil
         response = await scene.infer(UNSURE)
         answer = answer_of(response)
@@ -233,7 +235,9 @@ class TestOffline:
             (errors.DeadlineExceededError("late"), Reason.DEADLINE),
         ],
     )
-    async def test_edge_answer_and_promise(self, scene: Scene, error: errors.FirstlineError, reason: Reason) -> None:
+    async def test_the_edge_answer_now_and_a_promise(
+        self, scene: Scene, error: errors.FirstlineError, reason: Reason
+    ) -> None:
         scene.cloud.error = error
         asked = request(0.95, 0.6, deadline_s=None)
         response = await scene.answer(asked)
@@ -540,7 +544,9 @@ class TestDeadline:
         ("row_ms", "asked_until_s"),
         [(300.0, 0.68), (float("inf"), 0.48), (5000.0, 0.98)],  # measured, not measured, hopeless
     )
-    async def test_edge_answer_keeps_its_time(self, make_scene: MakeScene, row_ms: float, asked_until_s: float) -> None:
+    async def test_time_is_kept_for_an_edge_answer_to_compute(
+        self, make_scene: MakeScene, row_ms: float, asked_until_s: float
+    ) -> None:
         clock = SimulatedClock()
         scene = make_scene(clock=clock, row_ms=row_ms)
         scene.cloud.gate = asyncio.Event()

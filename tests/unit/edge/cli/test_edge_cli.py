@@ -359,7 +359,9 @@ class TestDoctor:
         ("number", "advice"),
         [(errno.ENOSPC, "free space"), (errno.EROFS, "remount,rw"), (errno.EACCES, "sudo install -d")],
     )
-    def test_disk_errors_advise(self, number: int, advice: str, config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_disk_error_has_advice(
+        self, number: int, advice: str, config: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         def refuse(_folder: Path) -> float:
             raise OSError(number, os.strerror(number))
 
@@ -405,7 +407,9 @@ class TestDoctor:
         assert "error    numpy: cannot be imported" in done.stdout
         assert "pip install 'firstline[edge-core]'" in done.stdout
 
-    def test_tflite_variant_hides_no_absent_provider(self, monkeypatch: pytest.MonkeyPatch, findings: Findings) -> None:
+    def test_an_absent_provider_is_missing_despite_a_tflite_variant(
+        self, monkeypatch: pytest.MonkeyPatch, findings: Findings
+    ) -> None:
         monkeypatch.setenv("FIRSTLINE_EDGE_MODELS__PROVIDERS", '["CUDAExecutionProvider"]')
         code, found = findings()
         finding = found["execution providers"]

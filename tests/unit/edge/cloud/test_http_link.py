@@ -301,7 +301,9 @@ async def test_a_fresh_connection_that_is_dropped_is_not_tried_forever(server: S
         (500, errors.InferenceError("broken")),
     ],
 )
-async def test_gateway_error_is_kept(server: Server, link: HttpLink, status: int, error: errors.FirstlineError) -> None:
+async def test_an_error_of_the_gateway_is_raised_unchanged(
+    server: Server, link: HttpLink, status: int, error: errors.FirstlineError
+) -> None:
     server.script = always(reply(status, error_body(error)))
     with pytest.raises(type(error)) as raised:
         await link.infer(request(), 5.0)

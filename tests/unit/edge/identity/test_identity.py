@@ -122,7 +122,9 @@ class TestJoinAgain:
         assert running.problems == []
 
 
-def test_one_process_writes_the_files(tmp_path: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_one_process_writes_the_files(
+    tmp_path: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
     files, alone = IdentityFiles(tmp_path), []
 
     def write_and_look(path: Path, content: bytes, **options: Any) -> os.stat_result:

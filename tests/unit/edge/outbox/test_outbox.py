@@ -438,7 +438,9 @@ async def test_clock_jumps_add_up(open_outbox: Open) -> None:
     assert [again.age_s(one) for one in made] == pytest.approx([30.0, 20.0, 10.0], abs=0.01)
 
 
-async def test_jump_waits_for_a_disk(open_outbox: Open, clock: SimulatedClock, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_clock_jump_the_disk_refuses_is_applied_later(
+    open_outbox: Open, clock: SimulatedClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     outbox = open_outbox(answers_age_s=DAY_S)
     one = item()
     await outbox.put(one)

@@ -38,7 +38,9 @@ def test_an_outage_is_reported_once(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     assert capsys.readouterr().err.splitlines() == ["press-7 measures digits.", away, away]
 
 
-def test_device_message_steers_no_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_message_of_a_device_does_not_steer_the_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr("firstline.cli.profile_source._LOOK_S", 0.0)
     steering = replace(MEASURING, message="\x1b[2J")
     assert followed(Answers(None).request, steering) == ""

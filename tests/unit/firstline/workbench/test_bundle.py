@@ -227,7 +227,9 @@ def test_graphs_are_copied_and_run(tmp_path: Path) -> None:
         (100, 10, "softmax", "100 outputs and there are 10 labels: give the labels of this model"),
     ],
 )
-def test_each_class_needs_its_label(tmp_path: Path, outputs: int, labels: int, postprocess: str, message: str) -> None:
+def test_different_numbers_of_classes_and_labels_are_refused(
+    tmp_path: Path, outputs: int, labels: int, postprocess: str, message: str
+) -> None:
     file = linear_model(tmp_path / "mine.onnx", pixels=4, classes=outputs)
     with pytest.raises(ConfigError) as caught:
         create_bundle(_bare(file, labels, postprocess), tmp_path / "out")
@@ -265,7 +267,9 @@ def test_independent_labels_need_no_sum(tmp_path: Path) -> None:
     ("softmax", "labels", "advice"),
     [(True, ("bird", "cat", "dog"), "drop softmax"), (False, ("background", "cat", "dog"), "label_offset:1")],
 )
-def test_odd_outputs_give_a_warning(tmp_path: Path, softmax: bool, labels: tuple[str, ...], advice: str) -> None:
+def test_second_softmax_or_background_class_gives_a_warning(
+    tmp_path: Path, softmax: bool, labels: tuple[str, ...], advice: str
+) -> None:
     spec = _bare(linear_model(tmp_path / "m.onnx", pixels=4, classes=3, softmax=softmax), 3)
     create_bundle(replace(spec, labels=labels), tmp_path / "out", warn=(warnings := list[str]()).append)
     assert len(warnings) == 1 and advice in warnings[0]

@@ -107,7 +107,9 @@ def _saved(folder: Path, model: onnx.ModelProto) -> Path:
         (_reshaped(1), "has 1 output and there are 3 labels: output 'p' [-1, 1] looks like the value of a regression"),
     ],
 )
-def test_other_kinds_get_advice(tmp_path: Path, build: Callable[[], onnx.ModelProto], message: str) -> None:
+def test_outputs_of_other_kinds_are_refused_with_advice(
+    tmp_path: Path, build: Callable[[], onnx.ModelProto], message: str
+) -> None:
     file = _saved(tmp_path, build())
     with pytest.raises(FirstlineError) as caught:
         create_bundle(_spec(file), tmp_path / "out")
@@ -202,7 +204,9 @@ def _own_operator(model: onnx.ModelProto) -> None:
         (_own_operator, "mine.onnx: this ONNX Runtime does not have its operator Guess; export the model with"),
     ],
 )
-def test_other_runtimes_are_explained(tmp_path: Path, change: Callable[[onnx.ModelProto], None], message: str) -> None:
+def test_models_for_another_runtime_are_named_with_a_reason(
+    tmp_path: Path, change: Callable[[onnx.ModelProto], None], message: str
+) -> None:
     model = _graph([helper.make_node("Softmax", ["l"], ["p"])], [_floats("p", 3)])
     change(model)
     file = _saved(tmp_path, model)

@@ -90,7 +90,9 @@ def test_a_detector_is_recognised_and_gives_the_known_object(tmp_path: Path, nam
         ),
     ],
 )
-def test_huge_row_is_error(tmp_path: Path, sides: tuple[str | int, ...], image: Image.Image | None, says: str) -> None:
+def test_a_row_that_is_too_large_is_refused(
+    tmp_path: Path, sides: tuple[str | int, ...], image: Image.Image | None, says: str
+) -> None:
     x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, sides) for name in "xy")
     path = write_graph(tmp_path / "model.onnx", [helper.make_node("Identity", ["x"], ["y"])], [x], [y], [])
     with pytest.raises(InferenceError, match=says):

@@ -158,7 +158,9 @@ def test_check_finds_what_prevents_a_start(tmp_path: Path, capsys: pytest.Captur
         ('[api]\nport = 9\nhost = "0.0.0.0"\n[tls]\nenabled = true\nhosts = ["localhost"]', "https://localhost:9"),
     ],
 )
-def test_status_finds_its_gateway(tmp_path: Path, capsys: pytest.CaptureFixture[str], said: str, url: str) -> None:
+def test_status_asks_the_gateway_of_a_configuration(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], said: str, url: str
+) -> None:
     config = tmp_path / "gateway.toml"
     config.write_text(said)
     assert main(["ca", "init", "--config", str(config)]) == 0

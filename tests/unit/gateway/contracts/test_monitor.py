@@ -187,7 +187,9 @@ def test_the_gateway_finds_the_loss_itself(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("loss", [lambda *_: 1 / 0, lambda *_: np.full(1, np.nan, np.float32), lambda *_: np.zeros(0)])
-def test_unusable_loss_counts_as_1(bench: Bench, monkeypatch: pytest.MonkeyPatch, loss: Callable[..., object]) -> None:
+def test_a_loss_that_fails_or_is_no_number_counts_as_1(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, loss: Callable[..., object]
+) -> None:
     monkeypatch.setattr(Classification, "loss", loss)
     bench.audit("a", label=3)
     (pool,) = bench.monitor.pools()

@@ -116,7 +116,9 @@ async def test_a_device_that_joins_after_the_brake_is_braked(store_settings: set
         assert (await fleet.desired("cam")).brake is None
 
 
-async def test_damaged_brake_is_the_strictest(store_settings: settings.Store, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_damaged_brake_forbids_escalation_and_reports_go_on(
+    store_settings: settings.Store, caplog: pytest.LogCaptureFixture
+) -> None:
     with OpenStore(store_settings) as opened:
         fleet, brake = fleet_on(opened), Brake(10.0, "the gateway is slow")
         await fleet.set_brake(brake, "application:ops")

@@ -171,7 +171,9 @@ def test_several_executors_take_the_place_of_the_one(tmp_path: Path) -> None:
         ({"a": {}, "far": {"engine": "oip", "endpoints": ["http://gpu-1"]}}, {"m": ["far"]}, 0),
     ],
 )
-def test_each_executor_has_a_copy(executors: dict[str, object], executors_of: dict[str, object], copies: int) -> None:
+def test_a_model_has_a_copy_for_each_local_executor(
+    executors: dict[str, object], executors_of: dict[str, object], copies: int
+) -> None:
     overrides = {"executors": executors, "models.executors_of": executors_of}
     assert load(None, environ={}, overrides=overrides).copies_of("m") == copies
 
@@ -215,7 +217,9 @@ def test_the_key_of_a_webhook_is_next_to_the_configuration(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("usable", "sessions"), [((8.0, False), 8), ((2.0, True), 2), ((1.5, True), 2), ((0.05, True), 1)]
 )
-def test_quota_bounds_the_sessions(usable: tuple[float, bool], sessions: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_containers_quota_bounds_the_sessions(
+    usable: tuple[float, bool], sessions: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(kernel_files, "usable_cores", lambda _tree: usable)
     assert Settings().sessions == sessions
     assert Settings(execution=Execution(sessions=3)).sessions == 3

@@ -307,7 +307,9 @@ def test_a_variable_that_no_attempt_could_use_is_refused(
 
 
 @ON_SQLITE
-async def test_missing_ca_stops_no_webhook(database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_lost_file_of_authorities_stops_no_webhook(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tls, authority = server_tls(tmp_path)
     monkeypatch.setenv("SSL_CERT_FILE", str(authority))
     with receiver(tls=tls) as found:

@@ -122,7 +122,9 @@ async def test_a_configuration_waits_for_its_window_and_expires(device: Configur
     assert device.bytes_per_day == 300
 
 
-async def test_full_disk_only_delays_an_update(device: ConfigurationDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_full_disk_is_reported_and_the_update_continues(
+    device: ConfigurationDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
     await device.run(device.registry.add(1, 500))
     wanted = device.registry.add(2, 400)
     device.configurator.receive(wanted)

@@ -135,7 +135,9 @@ async def test_an_update_waits_for_its_window(device: Device, wanted: DesiredMod
     assert 119 * 60 <= clock.wall_s() - begun_s <= 121 * 60
 
 
-async def test_failed_test_costs_no_try(device: Device, wanted: DesiredModel, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_test_that_ends_with_an_error_uses_up_no_try(
+    device: Device, wanted: DesiredModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def refused(path: Path) -> Path:
         raise OSError(errno.EIO, "Input/output error")
 
@@ -150,7 +152,9 @@ async def test_failed_test_costs_no_try(device: Device, wanted: DesiredModel, mo
     assert device.version == 2
 
 
-async def test_stopped_test_costs_no_try(device: Device, wanted: DesiredModel, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_stops_during_the_test_use_up_no_try(
+    device: Device, wanted: DesiredModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     loading = asyncio.Event()
 
     async def endless(_: Path) -> None:
@@ -175,7 +179,9 @@ async def test_an_unknown_model_is_not_rolled_back(device: Device) -> None:
         await device.updater.roll_back("other")
 
 
-async def test_withdrawn_are_skipped(device: Device, registry: Registry, wanted: DesiredModel, tmp_path: Path) -> None:
+async def test_a_failed_trial_skips_withdrawn_versions(
+    device: Device, registry: Registry, wanted: DesiredModel, tmp_path: Path
+) -> None:
     await device.run(wanted)
     newer = registry.add(bundle_at(tmp_path / "three", 3), "r2")
     device.serving.fails = True
@@ -266,7 +272,9 @@ async def test_a_rollback_on_disk_cancels_a_staged_update(
 
 
 @pytest.mark.parametrize("other", [("narrow", 2), (NAME, 7)])
-async def test_renamed_bundle_fails(device: Device, registry: Registry, tmp_path: Path, other: tuple[str, int]) -> None:
+async def test_a_bundle_signed_under_another_name_is_rejected(
+    device: Device, registry: Registry, tmp_path: Path, other: tuple[str, int]
+) -> None:
     folder = bundle_at(tmp_path / "other", other[1], other[0])
     wanted = registry.add(folder)
     wanted = registry.relabelled(wanted, NAME, 2)
@@ -274,7 +282,9 @@ async def test_renamed_bundle_fails(device: Device, registry: Registry, tmp_path
     assert device.state == (S.REJECTED, "integrity") and device.version == 1 and device.serving.versions == []
 
 
-async def test_stuck_one_delays_none(device: Device, registry: Registry, wanted: DesiredModel, tmp_path: Path) -> None:
+async def test_a_stuck_download_does_not_delay_other_models(
+    device: Device, registry: Registry, wanted: DesiredModel, tmp_path: Path
+) -> None:
     """The trial of one ends, though the other's bytes never come."""
     stuck = registry.add(bundle_at(tmp_path / "another", 5, "another"))
     registry.never |= {file.sha256 for path, file in registry.signed.items() if path.startswith(f"{stuck.name}/")}

@@ -121,7 +121,9 @@ _SAYS = "import os, sys; sys.stdin.buffer.read(4); sys.stdout.buffer.write({}); 
         (_SAYS.format("b'\\0\\0\\0\\1x'"), errors.ProtocolError, "not understood"),
     ],
 )
-def test_broken_verifier_is_error(tmp_path: Path, script: str, kind: type[errors.FirstlineError], words: str) -> None:
+def test_a_broken_verifier_ends_with_an_error(
+    tmp_path: Path, script: str, kind: type[errors.FirstlineError], words: str
+) -> None:
     limit_s = 0.2 if "sleep" in script else 60.0
     command = (sys.executable, "-c", script)
     before = _children()

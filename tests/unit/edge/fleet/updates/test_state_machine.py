@@ -283,7 +283,9 @@ async def test_a_failing_trial_is_rolled_back_until_a_new_attempt(device: Device
     assert device.state == (S.COMMITTED, "") and device.version == 3
 
 
-async def test_rollback_needs_no_disk(device: Device | ConfigurationDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_failing_trial_is_rolled_back_on_a_full_disk(
+    device: Device | ConfigurationDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
     await run_update(device, device.publish(2))
     await run_update(device, device.publish(3), frozenset({S.TRIAL}))
     device.fails = True
@@ -299,7 +301,9 @@ async def test_rollback_needs_no_disk(device: Device | ConfigurationDevice, monk
     assert device.state == (S.ROLLED_BACK, "errors") and device.version == 2
 
 
-async def test_unstored_start_ends_trial(device: Device | ConfigurationDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_start_that_cannot_be_stored_ends_the_trial(
+    device: Device | ConfigurationDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
     await run_update(device, device.publish(2))
     desired = device.publish(3)
     await run_update(device, desired, frozenset({S.TRIAL}))

@@ -110,7 +110,9 @@ positive = st.floats(0.1, 1000)
 
 
 @given(positive, positive, st.floats(0, 0.92), st.integers(1, 10**6))
-def test_accepted_candidates_are_better(latency_ms: float, there_ms: float, accuracy: float, size_bytes: int) -> None:
+def test_accepted_candidates_are_a_tenth_better(
+    latency_ms: float, there_ms: float, accuracy: float, size_bytes: int
+) -> None:
     there = msgspec.structs.replace(SOURCE, latency_ms=there_ms)
     found = judge(candidate(latency_ms=latency_ms, accuracy=accuracy, size_bytes=size_bytes), there, [there], 0.02)
     ratios = (there_ms / latency_ms, 1000 / size_bytes)

@@ -108,7 +108,9 @@ async def test_a_hanging_batch_is_answered_by_another_executor() -> None:
 
 
 @pytest.mark.parametrize(("first", "second", "within_s"), [({}, {}, 2.0), ({}, {1: 0.01}, 0.2), ({1: 0.01}, {}, 0.2)])
-async def test_unknown_hangs_are_repeated(first: dict[int, float], second: dict[int, float], within_s: float) -> None:
+async def test_a_hanging_batch_of_unknown_duration_is_answered_by_another(
+    first: dict[int, float], second: dict[int, float], within_s: float
+) -> None:
     async with site({"one": 0.01, "other": 0.01}) as made:
         for member, seconds in zip(made.members.values(), (first, second), strict=True):
             member.place(SERVED, seconds)

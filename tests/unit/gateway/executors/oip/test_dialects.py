@@ -143,7 +143,9 @@ def test_a_bad_input_is_refused_before_it_travels(served: ServedModel) -> None:
         ({"to": "s"}, ProtocolError, "the answer to request 's', not to r"),
     ],
 )
-def test_foreign_answer_fails(served: ServedModel, answer: dict[str, str], error: type[Exception], said: str) -> None:
+def test_another_models_answer_is_an_error(
+    served: ServedModel, answer: dict[str, str], error: type[Exception], said: str
+) -> None:
     with pytest.raises(error, match=said):
         made(served).read(reply(np.zeros((1, 10), np.float32), **answer), "r", ROW)
 
