@@ -150,6 +150,13 @@ class Site:
 
     def message(self, case: Case) -> str:
         """Returns the message that an input gets, after checks of its form."""
+        try:
+            return self._checked(case)
+        except Exception as error:
+            error.add_note(f"The wrong input is: {case.wrong}")
+            raise
+
+    def _checked(self, case: Case) -> str:
         if isinstance(case, Command):
             return self._command(case)
         if isinstance(case, Call):
