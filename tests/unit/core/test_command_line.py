@@ -212,7 +212,7 @@ def test_the_failure_of_another_file_is_not_taken_for_that_of_stdout(error: OSEr
     assert raised.value is error
 
 
-@pytest.mark.parametrize("encoding", ["ascii", "iso8859-7"])
+@pytest.mark.parametrize("encoding", ["ascii", "iso8859-7", "utf-8"])
 def test_json_is_valid_whatever_the_encoding_of_stdout(tmp_path: Path, encoding: str) -> None:
     empty = tmp_path / "\u00e9 \u4e2d \U0001f600.png"
     empty.touch()

@@ -348,21 +348,21 @@ async def test_a_batch_that_fails_on_all_servers_is_split_on_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "passed_on", "retry_after_s"),
+    ("given", "passed_on", "said", "retry_after_s"),
     [
-        (errors.FirstlineError("It broke."), errors.InferenceError, None),
-        (errors.UnauthorizedError("It has no valid key."), errors.EngineUnavailableError, 1.0),
-        (errors.RateLimitedError("The key sends too much."), errors.EngineUnavailableError, 1.0),
-        (errors.DeadlineExceededError("The deadline passed in the queue."), errors.DeadlineExceededError, None),
+        (errors.FirstlineError("It broke."), errors.InferenceError, "failed on this request: It broke.", None),
+        (errors.UnauthorizedError("It has no valid key."), errors.EngineUnavailableError, "It has no valid key.", 1.0),
+        (errors.RateLimitedError("It sends too much."), errors.EngineUnavailableError, "It sends too much.", 1.0),
+        (errors.DeadlineExceededError("It waited."), errors.DeadlineExceededError, "It waited.", None),
     ],
 )
 async def test_the_last_servers_error_becomes_the_requests(
-    given: errors.FirstlineError, passed_on: type[errors.FirstlineError], retry_after_s: float | None
+    given: errors.FirstlineError, passed_on: type[errors.FirstlineError], said: str, retry_after_s: float | None
 ) -> None:
     async with site(2) as far:
         far.fail(given)
         error = await far.failure(passed_on)
-        assert given.message in error.message
+        assert said in error.message
         assert error.retry_after_s == retry_after_s
 
 
@@ -502,7 +502,8 @@ async def test_batches_that_closing_cuts_off_are_not_retried() -> None:
     await asyncio.sleep(0.001)
     before = far.asked
     assert await far.pool.close(0.001)
-    assert all(isinstance(outcome, errors.NotReadyError) for (outcome,) in (await asyncio.gather(*running)))
+    outcomes = await asyncio.gather(*running)
+    assert all(isinstance(outcome, errors.NotReadyError) for (outcome,) in outcomes)
     assert all(server.closed and not server.running for server in far.servers)
     assert far.asked == before
 
