@@ -62,7 +62,8 @@ async def site(tmp_path: Path) -> AsyncIterator[RegistrySite]:
 async def served_gateway(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[tuple[Gateway, str]]:
     """Serves a gateway with an identity; returns it with its URL.
 
-    Its store is SQLite, or `store_settings` of a test that uses it. Unit tests run the other statements on PostgreSQL.
+    Its store is SQLite, except in a test that uses `store_settings`, which runs once on each database. All other
+    statements of the routes run on both databases in unit tests.
     """
     chosen = {}
     if "store_settings" in request.fixturenames:

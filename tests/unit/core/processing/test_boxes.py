@@ -154,7 +154,8 @@ def test_outputs_are_padded_and_have_the_declared_types() -> None:
 
 def test_only_the_best_boxes_fit() -> None:
     rows = [[x, 0, x + 5, 5, 0.5 + x / 100, 0] for x in range(0, 40, 10)]
-    assert [score for _, score, _ in found(run(BoxRows(), Suppress(0.5), k=2, raw=rows))] == [0.8, 0.7]
+    outputs = run(BoxRows(), Suppress(0.5), k=2, raw=rows)
+    assert [score for _, score, _ in found(outputs)] == [0.8, 0.7]
 
 
 def test_boxes_are_mapped_to_the_original_and_clipped() -> None:
@@ -181,7 +182,8 @@ def test_an_empty_answer_has_no_candidate() -> None:
 def test_classes_are_renumbered() -> None:
     mapping = ClassMap((1, -1, 0))
     rows = [[0, 0, 5, 5, 0.9, 0], [10, 0, 15, 5, 0.8, 1], [20, 0, 25, 5, 0.7, 2]]
-    assert [label for *_, label in found(run(BoxRows(), mapping, Suppress(0.5), raw=rows))] == [1, 0]
+    outputs = run(BoxRows(), mapping, Suppress(0.5), raw=rows)
+    assert [label for *_, label in found(outputs)] == [1, 0]
 
 
 @pytest.mark.parametrize(

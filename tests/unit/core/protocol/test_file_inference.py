@@ -177,7 +177,8 @@ def test_several_rows() -> None:
     row = RowAnswer(Tier.EDGE, Reason.CONFIDENT, Status.FINAL, True, 0.5, "d")
     said = response([[1, 0, 0], [0, 0, 1]], described=None)
     assert [each["label"] for each in in_words(said)["results"]] == ["cat", "owl"]
-    assert len(in_words(InferResponse("m", "1", said.outputs, answer=answer(rows=(row, row))))["rows"]) == 2
+    two = InferResponse("m", "1", said.outputs, answer=answer(rows=(row, row)))
+    assert len(in_words(two)["rows"]) == 2
 
 
 def test_other_outputs_are_given_as_they_are() -> None:

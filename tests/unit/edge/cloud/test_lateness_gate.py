@@ -87,7 +87,8 @@ async def test_a_slow_link_gets_few_requests_until_it_is_fast_again(street: Stre
     in_vain = 100 - punctuality.held_back
     assert in_vain <= 5 + 100 / EXPLORE_EVERY
     street.pace_s = 0.05
-    assert all((await street.go(60))[20:])
+    back = await street.go(60)
+    assert all(back[20:])
 
 
 async def test_without_an_outbox_old_measurements_fade() -> None:
@@ -107,6 +108,7 @@ async def test_without_an_outbox_old_measurements_fade() -> None:
 
 def test_no_more_than_one_in_fifty_is_explored() -> None:
     punctuality = LatenessGate()
-    assert sum([punctuality.allows(2.0, 1.0) for _ in range(1000)]) == punctuality.explored == 20
+    allowed = [punctuality.allows(2.0, 1.0) for _ in range(1000)]
+    assert sum(allowed) == punctuality.explored == 20
     assert punctuality.allows(1.0, 1.0) and punctuality.allows(None, 0.1)
     assert punctuality.held_back == 980

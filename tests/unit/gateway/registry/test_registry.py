@@ -331,11 +331,9 @@ async def test_no_request_lasts_as_long_as_a_slow_reader(monkeypatch: pytest.Mon
         head = await reader.readuntil(b"\r\n\r\n")
         first, last = map(int, re.findall(rb"bytes=(\d+)-(\d+)", head)[0])
         dated = b'Last-Modified: Wed, 01 Jan 2025 00:00:00 GMT\r\nETag: "a"\r\nConnection: close\r\n'
-        sized = b"Content-Range: bytes %d-%d/%d\r\nContent-Length: %d\r\n" % (
-            *(first, last, len(content)),
-            last + 1 - first,
-        )
-        writer.write(b"HTTP/1.1 206 Partial Content\r\n" + dated + sized + b"\r\n" + content[first : last + 1])
+        part = content[first : last + 1]
+        sized = b"Content-Range: bytes %d-%d/%d\r\nContent-Length: %d\r\n" % (first, last, len(content), len(part))
+        writer.write(b"HTTP/1.1 206 Partial Content\r\n" + dated + sized + b"\r\n" + part)
         await writer.drain()
         open_requests -= 1
         writer.close()

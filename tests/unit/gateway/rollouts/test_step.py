@@ -778,7 +778,8 @@ def test_devices_that_are_revoked_are_neither_waited_for_nor_judged() -> None:
     fleet.install(60, times=3)
     assert fleet.states() == {S.WITHDRAWN: 2, S.DONE: 8, S.CONTROL: 10}
     changes = fleet.advance(100)
-    assert next(each for each in changes.look.findings if each.figure == "silence").devices == (8, 9)
+    silence = next(each for each in changes.look.findings if each.figure == "silence")
+    assert silence.devices == (8, 9)
 
 
 def test_a_rollback_ends_without_devices_that_left_the_fleet() -> None:

@@ -122,7 +122,8 @@ def test_an_unfitting_image_is_named(tmp_path: Path) -> None:
 def test_only_selected_images_are_read(tmp_path: Path) -> None:
     bundle = colour_bundle(tmp_path)
     dataset = _data(tmp_path / "data", encode(solid(0)), b"no image", encode(solid(2)), b"no image")
-    assert [COLOURS[row.mean(axis=(1, 2)).argmax()] for row in _rows(bundle, dataset, 2)] == ["red", "blue"]
+    found = _rows(bundle, dataset, 2)
+    assert [COLOURS[row.mean(axis=(1, 2)).argmax()] for row in found] == ["red", "blue"]
 
 
 def test_mapped_rows_use_little_memory(tmp_path: Path) -> None:

@@ -30,10 +30,10 @@ class Case(NamedTuple):
 
     Attributes:
         folder: its folder.
-        edge, full: the files in the folder's `models`.
-        images: how many of the data are read.
+        edge, full: names of the models' files, in its subfolder `models`.
+        images: number of inputs that are read.
         edge_steps, full_steps: the right steps.
-        data: where the data is in the folder.
+        data: path of the data in the folder.
     """
 
     folder: str
@@ -66,7 +66,7 @@ RESNET = (f"decode:RGB,resize:32x32,{IMAGENET}", "softmax")
 DIGITS = ("decode_audio,mono,resample:8000,crop:8000,pad:8000", "softmax")
 NOTHING = ("", "")
 
-COCO, CIFAR, NUMBERS = "coco-cascade", "cifar10-cascade", "diamonds-tabular-cascade"
+COCO, CIFAR = "coco-cascade", "cifar10-cascade"
 RESNET_8, RESNET_20 = "mlperf_resnet8_int8.tflite", "resnet20_cifar10.onnx"
 DEEPLABS = ("deeplabv3_mnv2_dm05_pascal_quant_logits.tflite", "deeplabv3_mnv2_pascal_quant.tflite")
 MOBILENETS = ("mobilenet_v1_0.5_160_quant.tflite", "tf2_mobilenet_v2_1.0_224_ptq.tflite")
@@ -105,7 +105,9 @@ OTHERS = {
         "spoken-digits-cascade", "spoken_digits_edge.onnx", "spoken_digits_full.onnx", 48, DIGITS, DIGITS, "dev"
     ),
     "sentences": Case("clinc-cascade", "clinc_edge_tfidf.onnx", "clinc_full.onnx", 24, NOTHING, ("", "softmax"), "dev"),
-    "diamonds": Case(NUMBERS, "diamonds_edge_lr.onnx", "diamonds_full_gb.onnx", 48, NOTHING, NOTHING, "dev"),
+    "diamonds": Case(
+        "diamonds-tabular-cascade", "diamonds_edge_lr.onnx", "diamonds_full_gb.onnx", 48, NOTHING, NOTHING, "dev"
+    ),
     "forecasts": Case("nab-forecast-cascade", "nab_spread.onnx", "nab_full.onnx", 100, SPREAD, FORECAST, "dev/series"),
 }
 
