@@ -205,12 +205,16 @@ class Reason(StrEnum):
 
     CONFIDENT = "confident", "This device's model was sure enough{scores}, so its answer was accepted."
     UNCERTAIN = "uncertain", "This device's model was not sure enough{scores}, so the full model was to answer."
-    HEAVY = "heavy", "This device could not answer: it does not run the model, or the payload was over its limit."
+    HEAVY = (
+        "heavy",
+        "This device could not answer: it does not run the model, the model failed or was busy, or the payload was "
+        "over its limit.",
+    )
     REQUESTED = "requested", "The caller asked for this by `route` or `wait`."
     LOCAL_ONLY = "local_only", "The caller's `privacy` kept the request on this device."
     LINK_DOWN = (
         "link_down",
-        "The full model was to answer, but no gateway could be reached; this device's answer stood in.",
+        "The full model was to answer, but no gateway was reachable or it was busy; this device's answer stood in.",
     )
     DEADLINE = "deadline", "The full model was to answer, but not before the deadline; this device's answer stood in."
     BUDGET = "budget", "The full model was to answer, but a budget or quota forbade it; this device's answer stood in."

@@ -13,7 +13,7 @@ from msgspec import Struct
 from sqlalchemy import Connection, Double, cast, func
 
 from firstline_core.clock import Clock
-from firstline_core.fleet.rest import Presence
+from firstline_core.fleet.rest import EXPIRING_SHARE, Presence
 from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_gateway.fleet.overview import groups
 from firstline_gateway.fleet.totals import COUNTS
@@ -29,8 +29,6 @@ OTHER = "other"
 _ALL, _UNTAGGED, _UNKNOWN = "all", "untagged", "unknown"
 LOW_DISK_SHARE = 0.05
 """Free share of a disk below which it counts as a problem."""
-# A device renews its certificate when a third of its life is left; half of that is a failing renewal.
-_EXPIRING_SHARE = 1 / 6
 _WORSE: Mapping[str, Callable[[Iterable[float]], float]] = {
     "outbox_oldest_seconds": max,
     "outbox_items": sum,
@@ -130,7 +128,7 @@ class FleetGauges:
     async def refresh(self) -> None:
         """Reads the fleet from the store."""
         now_s, tag = self.clock.wall_s(), self.fleet_settings.metrics_tag
-        expiring_s = self.certificate_days * 86_400 * _EXPIRING_SHARE
+        expiring_s = self.certificate_days * 86_400 * EXPIRING_SHARE
         self._latest = await self.store.read(lambda on: fleet_state(on, now_s, tag=tag, expiring_s=expiring_s))
 
     def _extreme(self, name: str) -> dict[tuple[str, ...], float]:

@@ -12,6 +12,7 @@ from sqlalchemy import ColumnElement, Connection, CursorResult, Label, case, fun
 from firstline_core.fleet.rest import (
     ASLEEP_AFTER_S,
     EXPIRES_SOON_S,
+    EXPIRING_SHARE,
     LATE_AFTER_S,
     LISTED,
     ExpiringCertificate,
@@ -115,13 +116,13 @@ def _outboxes(connection: Connection, selector: Selector, now_s: float) -> Itera
 
 
 def _expiring(connection: Connection, selector: Selector, now_s: float) -> list[ExpiringCertificate]:
-    """Returns the devices with access whose last certificate ends soon, the first to end first."""
-    ends_s = func.max(CERTIFICATES.c.not_after_s)
+    """Returns the devices with access whose last certificate was not renewed, the first to end first."""
+    ends_s, issued_s = func.max(CERTIFICATES.c.not_after_s), func.max(CERTIFICATES.c.issued_s)
     last = (
         select(CERTIFICATES.c.device, ends_s.label("ends_s"))
         .where(CERTIFICATES.c.revoked_s.is_(None))
         .group_by(CERTIFICATES.c.device)
-        .having(ends_s < now_s + EXPIRES_SOON_S)
+        .having(ends_s < now_s + EXPIRES_SOON_S, ends_s - now_s < (ends_s - issued_s) * EXPIRING_SHARE)
         .subquery()
     )
     query = select(last, _D.tags).join(DEVICES, _D.name == last.c.device).order_by(last.c.ends_s, last.c.device)

@@ -7,8 +7,8 @@ going back      devices under way stop after an abort; those that are done go ba
 ended           the audits for the rollout end
 
 The changes of a step take effect as a whole, or not at all. A stage is evaluated eight times within its time, then
-at growing intervals. One evaluation (`evaluate`) is a look: it counts the devices, `judgement/verdict.py: judge`
-decides by their figures, and the `Look` stores its verdict.
+at growing intervals. One evaluation (`evaluate`, `abort_early`) is a look: it counts the devices,
+`judgement/verdict.py: judge` decides by their figures, and the `Look` stores its verdict.
 """
 
 from __future__ import annotations
@@ -156,7 +156,10 @@ class StepChanges:
         self.more = True
 
     def abort(self, rule: str, why: str, now: StepTime) -> None:
-        """Rolls back every device that was offered the model, because of a rule."""
+        """Rolls back every device that was offered the model, because of a rule.
+
+        A person's abort (`commands.py`) leaves the devices that are done as they are.
+        """
         sentence = f"{self.rollout.stage_title} was aborted: {why}"
         self.note("abort", f"rule:{rule}", stage=self.rollout.stage, sentence=sentence)
         self.rollout = replace(

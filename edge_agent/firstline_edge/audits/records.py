@@ -47,7 +47,7 @@ class CertificateState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         cause: why the certificate is void, as a sentence; "" while it is valid.
         event: whose promise was the first to be found broken; `ALL_ROWS` for that about all rows, and without an alarm.
         void_since_wall_s: wall time of the alarm, or of the loss of the records; 0 while it is valid.
-        tightened: raised threshold for accepting edge answers; None for the certificate's.
+        tightened: the threshold that an alarm raised, for accepting edge answers; None for the certificate's.
         escalates_all: no edge answer is accepted.
     """
 

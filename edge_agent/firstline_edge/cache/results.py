@@ -1,7 +1,8 @@
 """The result cache: model outputs for rows, in memory and on disk. It stores outputs, not decisions.
 
 The policy is applied again on every hit, so a tightened threshold also holds for stored outputs. A key names the
-model's digest (see `result_key`), so a new model never gets an old model's output. Only final outputs are stored.
+model's digest and the generation of the processing (see `result_key`), so a new model never gets an old model's output.
+Only final outputs are stored.
 """
 
 from __future__ import annotations

@@ -114,7 +114,7 @@ class Row(Struct, eq=False):
         edge_key: of the edge model's output in the cache, see `result_key`.
         edge: the edge model's output, once it ran or was found in the cache.
         edge_tier: CACHE if it was found there, EDGE if the model ran.
-        policy_reason: why the policy chose its tier.
+        policy_reason: why the request alone, or the policy, chose its tier.
         output: the output for the caller.
         answer: which tier gave it, and the reason for the caller, which may differ from the policy's.
     """

@@ -315,7 +315,8 @@ class FleetOverview(Struct, frozen=True):
         by_tag: number of accepted devices by value of the tag and presence; "" without the tag.
         agent_versions: number of accepted devices with access by version of the agent; "" if it is unknown.
         outboxes: the devices with the oldest items in their outbox, at most `LISTED`.
-        expiring: the devices whose certificates end first, within `EXPIRES_SOON_S`, at most `LISTED`.
+        expiring: the devices whose certificates were not renewed, see `EXPIRING_SHARE`, the first to end first, at most
+            `LISTED`.
         expiring_count: number of all these devices.
         waiting: the rollouts that wait for a person, newest first, at most `LISTED`.
         reported_s: time since the latest reports of accepted devices with access, the shortest and the longest
@@ -337,7 +338,8 @@ class FleetOverview(Struct, frozen=True):
 
 LISTED = 10
 EXPIRES_SOON_S = 14 * 86_400.0
-"""A certificate that ends sooner was not renewed in time: devices renew theirs after two thirds of its validity."""
+EXPIRING_SHARE = 1 / 6
+"""A certificate that ends within this time, with less of its life left, was not renewed: devices renew at a third."""
 
 
 class WebhookState(Struct, frozen=True):

@@ -1,4 +1,6 @@
-"""Decodes large images outside of the event loop, within a memory budget per caller and in total.
+"""Decides when and in which thread images are decoded, within a memory budget per caller and in total.
+
+`images.py` and `audio.py` decode.
 
 Images are decoded where their model runs if that takes little time, also compared with the model. Large ones are
 decoded first, in threads of low priority, so that they take neither the event loop nor the places of other requests. A

@@ -1,4 +1,4 @@
-"""Runs the image steps (decode, centre crop, resize) on one image after the other: JPEG and PNG only.
+"""Runs the image steps (decode, crop, resize, letterbox) on one image after the other: JPEG and PNG only.
 
 So at most one decoded original is in memory per request. Errors name the row. Every header is checked before any image
 is decoded (`image_header.py`).

@@ -120,7 +120,7 @@ def refill(level: float, passed_s: float, per_hour: float) -> float:
 
 
 def propensity(budget: AuditBudget, allowance: Allowance) -> float:
-    """Returns the probability with which the next answer is audited, unless its source pauses.
+    """Returns the propensity of the next answer that the budget allows.
 
     Args:
         budget: as it is now, see `after_time`.

@@ -98,7 +98,7 @@ def test_explain_describes_a_request() -> None:
         "2027-01-15T08:00:00.000Z  digits 1: answered in 3.25 ms by this device's model, model aaaaaaaaaaaa.",
         "  this device's model answered after 0.5 ms",
         "  the gateway failed (link_down) after 2.5 ms",
-        "  The full model was to answer, but no gateway could be reached; this device's answer stood in.",
+        "  The full model was to answer, but no gateway was reachable or it was busy; this device's answer stood in.",
         "  The answer is provisional; a correction will come under the same id. The promise is on the disk.",
     ]
     (corrected,) = describe(LINE | {"event": "corrected", "status": "final", "tier": "cloud"})

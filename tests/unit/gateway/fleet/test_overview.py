@@ -25,7 +25,7 @@ from firstline_gateway.store.database import Database
 NOW_S = 1.7e9
 
 
-def enrol(database: Database, name: str, *ends_s: float, revoked_s: float | None = None) -> None:
+def enrol(database: Database, name: str, *ends_s: float, issued_s: float = 0.0, revoked_s: float | None = None) -> None:
     with database.begin() as connection:
         connection.execute(insert(DEVICES).values(name=name, enrolled_s=0.0, revoked_s=revoked_s, changed=1))
         for number, end_s in enumerate(ends_s):
@@ -33,7 +33,7 @@ def enrol(database: Database, name: str, *ends_s: float, revoked_s: float | None
                 insert(CERTIFICATES).values(
                     serial=f"{name}-{number}",
                     device=name,
-                    issued_s=0.0,
+                    issued_s=issued_s,
                     not_after_s=end_s,
                     revoked_s=revoked_s,
                     changed=1,
@@ -111,6 +111,17 @@ def test_device_with_a_revoked_key_stays_revoked_until_readmitted(database: Data
         found = overview(connection, "name", parse_selector(""), NOW_S)
     assert found.devices == {Presence.REVOKED: 1, Presence.ASLEEP: 3}
     assert found.by_tag["lost"] == {Presence.REVOKED: 1}
+
+
+def test_young_certificate_of_a_short_life_is_not_overdue(database: Database) -> None:
+    with database.begin() as connection:
+        for name in ("young", "overdue"):
+            devices.accept(connection, name, NOW_S)
+    enrol(database, "young", NOW_S + 6 * DAY_S, issued_s=NOW_S - DAY_S)
+    enrol(database, "overdue", NOW_S + DAY_S, issued_s=NOW_S - 6 * DAY_S)
+    with database.reading() as connection:
+        found = overview(connection, "name", parse_selector(""), NOW_S)
+    assert [one.device for one in found.expiring] == ["overdue"] and found.expiring_count == 1
 
 
 def test_values_of_the_tag_beyond_a_hundred_are_counted_together(database: Database) -> None:
