@@ -25,7 +25,7 @@ _BLOBS = "blobs"
 _RETRY_S = 30.0
 _TRIES = 3
 _PATIENCE = timedelta(seconds=30)
-_RANGE_BYTES = 4 * PART_BYTES
+_CAUSE_LENGTH = 1000
 # Limits of a list, which a store may send without an end; also of its empty pages, which obstore skips.
 _LISTED_LIMIT = 250_000
 _LIST_S = 120.0
@@ -78,11 +78,11 @@ class S3Blobs:
 
     async def read(self, sha256: str, start: int, end: int) -> AsyncIterator[bytes]:
         """See `Blobs`."""
-        for first in range(start, end, _RANGE_BYTES):
-            yield await self._range(sha256, first, min(first + _RANGE_BYTES, end))
+        # A request for each part: its time limit includes the body, and a device may read slowly.
+        for first in range(start, end, PART_BYTES):
+            yield await self._part(sha256, first, min(first + PART_BYTES, end))
 
-    async def _range(self, sha256: str, start: int, end: int) -> bytes:
-        """Returns a part of a file. The store's time limit includes the body, and a device may read slowly."""
+    async def _part(self, sha256: str, start: int, end: int) -> bytes:
         content = bytearray()
         with self._translated():
             found = await obstore.get_async(self._store, f"{_BLOBS}/{sha256}", options={"range": (start, end)})
@@ -90,6 +90,8 @@ class S3Blobs:
                 content += part
                 if len(content) > end - start:
                     raise OSError("it sends more than was requested")
+            if len(content) < end - start:
+                raise OSError("it sends less than was requested")
         return bytes(content)
 
     async def all(self) -> list[Blob]:
@@ -131,6 +133,6 @@ class S3Blobs:
 
 
 def _cause(error: Exception) -> str:
-    """Returns the cause with the store's own words, in one line: obstore appends how often it tried."""
+    """Returns the cause with the store's own words, shortened to one line; obstore appends how often it tried."""
     text, *_ = str(error).partition("\n\nDebug source:")
-    return " ".join(text.split()).rstrip(". ") or type(error).__name__
+    return " ".join(text.split())[:_CAUSE_LENGTH].rstrip(".: ") or type(error).__name__

@@ -29,7 +29,7 @@ from firstline_gateway.identity.authorities import AuthorityFolder
 from firstline_gateway.registry import records, signing
 from firstline_gateway.registry.aliases import Aliases
 from firstline_gateway.registry.catalogue import Catalogue, catalogue_of, check_listed, entry_of
-from firstline_gateway.registry.files import Blobs, Files, LocalBlobs
+from firstline_gateway.registry.files import PART_BYTES, Blobs, Files, LocalBlobs
 from firstline_gateway.registry.records import RoleHead
 from firstline_gateway.registry.registry import Registry, open_blobs
 from firstline_gateway.registry.s3 import S3Blobs
@@ -204,12 +204,16 @@ def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     log.close()
 
 
-@pytest.fixture(params=["folder", "s3"])
-def blobs(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Blobs:
-    if request.param == "folder":
-        return open_blobs(str(tmp_path / "blobs"))
+@pytest.fixture
+def s3_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+
+
+@pytest.fixture(params=["folder", "s3"])
+def blobs(request: pytest.FixtureRequest, tmp_path: Path, s3_keys: None) -> Blobs:
+    if request.param == "folder":
+        return open_blobs(str(tmp_path / "blobs"))
     url: str = request.getfixturevalue("s3_server")
     return open_blobs(f"s3://{BUCKET}/{tmp_path.name}", endpoint=url, region="us-east-1")
 
@@ -283,9 +287,8 @@ async def test_concurrent_uploads_of_one_file_succeed(blobs: Blobs) -> None:
     assert [one.sha256 for one in await blobs.all()] == [digest]
 
 
-async def test_a_store_that_is_away_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+@pytest.mark.usefixtures("s3_keys")
+async def test_a_store_that_is_away_is_said() -> None:
     away = S3Blobs(BUCKET, endpoint=f"http://127.0.0.1:{free_port()}", region="us-east-1")
     with pytest.raises(errors.StoreUnavailableError, match="s3://bundles refuses") as caught:
         await away.find("0" * 64)
@@ -302,27 +305,25 @@ async def test_callers_do_not_see_where_files_are(tmp_path: Path) -> None:
     assert str(tmp_path) not in caught.value.public
 
 
-async def test_a_store_that_sends_more_than_requested_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
-
+@pytest.mark.parametrize(("sent_bytes", "problem"), [(1000, "sends more than"), (9, "sends less than")])
+@pytest.mark.usefixtures("s3_keys")
+async def test_a_part_of_another_length_is_refused(sent_bytes: int, problem: str) -> None:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         dated = b'Last-Modified: Wed, 01 Jan 2025 00:00:00 GMT\r\nETag: "a"\r\nConnection: close\r\n'
-        sized = b"Content-Range: bytes 0-9/10\r\nContent-Length: 1000\r\n"
-        writer.write(b"HTTP/1.1 206 Partial Content\r\n" + dated + sized + b"\r\n" + bytes(1000))
+        sized = b"Content-Range: bytes 0-9/10\r\nContent-Length: %d\r\n" % sent_bytes
+        writer.write(b"HTTP/1.1 206 Partial Content\r\n" + dated + sized + b"\r\n" + bytes(sent_bytes))
         writer.close()
 
     async with serving_streams(answer) as port:
         blobs = S3Blobs(BUCKET, endpoint=f"http://127.0.0.1:{port}", region="us-east-1")
-        with pytest.raises(errors.StoreUnavailableError, match="sends more than was requested"):
+        with pytest.raises(errors.StoreUnavailableError, match=problem):
             [part async for part in blobs.read("0" * 64, 0, 10)]
 
 
-async def test_no_request_lasts_as_long_as_a_slow_reader(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("s3_keys")
+async def test_no_request_lasts_as_long_as_a_slow_reader() -> None:
     """The store's client ends a request after 30 s, its body included."""
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
     content, open_requests = os.urandom(32_000_000), 0
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -342,6 +343,7 @@ async def test_no_request_lasts_as_long_as_a_slow_reader(monkeypatch: pytest.Mon
         blobs, found = S3Blobs(BUCKET, endpoint=f"http://127.0.0.1:{port}", region="us-east-1"), b""
         async for part in blobs.read("0" * 64, 0, len(content)):
             await until(lambda: not open_requests)  # the store has sent all that was requested
+            assert len(part) <= PART_BYTES  # memory of each device that fetches a file
             found += part
         assert found == content
 
@@ -354,12 +356,10 @@ async def test_no_request_lasts_as_long_as_a_slow_reader(monkeypatch: pytest.Mon
         ("507 Insufficient Storage", "XMinioStorageFull", "The disk is full"),
     ],
 )
-async def test_the_stores_own_reason_is_said(
-    monkeypatch: pytest.MonkeyPatch, status: str, code: str, words: str
-) -> None:
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
-    page = f'<?xml version="1.0"?>\n<Error><Code>{code}</Code><Message>{words}</Message></Error>'.encode()
+@pytest.mark.usefixtures("s3_keys")
+async def test_the_stores_own_reason_is_said(status: str, code: str, words: str) -> None:
+    reason = f"<Error><Code>{code}</Code><Message>{words}</Message></Error>"
+    page = f'<?xml version="1.0"?>\n{reason}{"x" * 9999}'.encode()
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
@@ -372,6 +372,7 @@ async def test_the_stores_own_reason_is_said(
         with pytest.raises(errors.StoreUnavailableError, match=f"{code}.*{words}") as caught:
             await blobs.put("0" * 64, _parts(b"content"))
     assert "Debug" not in caught.value.message and "\n" not in caught.value.message
+    assert len(caught.value.message) < 1100
 
 
 @pytest.mark.parametrize(
@@ -379,9 +380,8 @@ async def test_the_stores_own_reason_is_said(
     [(10, "lists more than 100 files"), (0, "did not end within 0.5 s")],
     ids=["files", "empty"],
 )
+@pytest.mark.usefixtures("s3_keys")
 async def test_endless_list_is_refused(files_of_a_page: int, problem: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
     monkeypatch.setattr("firstline_gateway.registry.s3._LISTED_LIMIT", 100)
     monkeypatch.setattr("firstline_gateway.registry.s3._LIST_S", 0.5)
     dated = "<LastModified>2025-01-01T00:00:00.000Z</LastModified>"
