@@ -61,8 +61,8 @@ class OverloadGuard:
       behind as its thread worked: a process that is stopped, or waits for a processor, is not overloaded.
 
     Clients are distinguished by their credentials, see `client_key`; all without any are one client. So no client can
-    cause the refusal of another one. While the event loop is not behind and no client was refused often, there is no
-    need to distinguish them. Belongs to one event loop.
+    cause the refusal of another one. They are distinguished, and their requests counted, only while the event loop is
+    behind or the requests of a client are refused. Belongs to one event loop.
 
     Args:
         queue_wait_s: returns how long a request would wait for its turn now.
@@ -120,10 +120,10 @@ class OverloadGuard:
             self._held_until_s[client] = now_s + min(self._LONGEST_HOLD_S, self._queue_wait_s() / 4)
 
     def refuses(self, client: Callable[[], int], now_s: float) -> bool:
-        """Returns whether to refuse a request unread, and counts it; otherwise call `ended` at its end.
+        """Returns whether to refuse a request unread. If not, the caller calls `ended` at its end.
 
         Args:
-            client: returns the client's `client_key`; called only if it may matter.
+            client: returns the `client_key`; called only while some client may be refused.
             now_s: monotonic time.
         """
         if (self.is_behind or self._held_until_s) and self._refuses_client(client(), now_s):
