@@ -130,8 +130,8 @@ class CompletionForecast:
             return rows / seconds if seconds else 0.0
 
         self.lanes = lanes
-        differ = any(lane.times is not lanes[0].times for lane in lanes)  # not those of one member
-        self.times = max(lanes, key=rows_per_s).times if differ else lanes[0].times
+        of_one_member = all(lane.times is lanes[0].times for lane in lanes)
+        self.times = lanes[0].times if of_one_member else max(lanes, key=rows_per_s).times
 
     def of(self, rows: int) -> BatchForecast:
         """Returns the forecast of batches of `rows` rows."""
