@@ -282,6 +282,12 @@ def test_an_output_like_the_image_is_its_reconstruction(tmp_path: Path, shape: t
         assert recognise(described, raw, Surroundings("image", label_counts={3}))[0].family == "segmentation"
 
 
+def test_shares_of_three_classes_are_no_reconstruction(tmp_path: Path) -> None:
+    shares = {"output": np.full((1, 3, SIDE, SIDE), 1 / 3, np.float32)}
+    path = detector_graphs.constant_outputs(tmp_path / "model.onnx", shares, shape=(1, 3, SIDE, SIDE))
+    assert read(path)[0].family == "segmentation"
+
+
 def test_a_logarithm_of_the_spread_is_no_spread(tmp_path: Path) -> None:
     families = {}
     for name in ("sigma", "log_sigma"):
