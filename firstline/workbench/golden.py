@@ -86,11 +86,12 @@ def read_inputs(files: Sequence[Path], manifest: Manifest) -> GoldenAnswers:
         ConfigError: a row does not fit, or the rows are too many or too large for a device.
     """
     rows, left_bytes = list[Arrays](), LIMIT_BYTES
-    for row in (row for file in files for row in _rows_of(file, manifest)):
-        rows.append(row)
-        left_bytes -= payload_bytes(row.values())
-        if left_bytes < 0:
-            raise ConfigError(f"The golden inputs have more than {LIMIT_BYTES} bytes; give fewer or smaller ones.")
+    for file in files:
+        for row in _rows_of(file, manifest):
+            rows.append(row)
+            left_bytes -= payload_bytes(row.values())
+            if left_bytes < 0:
+                raise ConfigError(f"The golden inputs have more than {LIMIT_BYTES} bytes; give fewer or smaller ones.")
     names = rows[0].keys()
     for name in names:
         if any(row.keys() != names for row in rows):
