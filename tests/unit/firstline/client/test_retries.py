@@ -47,10 +47,6 @@ def test_failures_are_retried_after_random_waits(monkeypatch: pytest.MonkeyPatch
     assert (found, waits) == (FINAL, [0.02, *expected[:3], 0.04, expected[3]])
 
 
-def test_no_wait_is_longer_than_a_second() -> None:
-    assert follow(*[PROVISIONAL] * 8, FINAL)[1][-4:] == [0.32, 0.64, 1.0, 1.0]
-
-
 def test_expired_answer_is_the_last() -> None:
     expired = answered(status=Status.EXPIRED)
     assert follow(PROVISIONAL, expired)[0] is expired
