@@ -1,7 +1,9 @@
 """The steps that follow an answer until it is final, with a server that refuses, is away, or answers nonsense."""
 
 import random
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from support.answers import answered
@@ -16,20 +18,25 @@ PROVISIONAL, FINAL = answered(status=Status.PROVISIONAL), answered(status=Status
 AWAY = errors.LinkDownError("gone")
 
 
-def follow(*replies: Any, patience_s: float = 60.0, final: bool = True) -> tuple[Any, list[float]]:
-    """The result of the steps with these replies, and the times that they wait."""
+def follow(
+    *replies: Any, patience_s: float = 60.0, final: bool = True, apart_s: float = 0.0
+) -> tuple[Any, list[float]]:
+    """The result of the steps with these replies, which come so far apart, and the times that they wait."""
     steps = retries.followed(CALL, patience_s=patience_s, silence_s=2.0, final=final)
     waits: list[float] = []
-    step = next(steps)
-    try:
-        for reply in replies:
-            assert step == long_polling(CALL, 2.0)
-            step = steps.throw(reply) if isinstance(reply, Exception) else steps.send(reply)
-            assert isinstance(step, float)
-            waits.append(step)
-            step = next(steps)
-    except StopIteration as end:
-        return end.value, waits
+    now_s = 0.0
+    with patch.object(retries, "time", SimpleNamespace(monotonic=lambda: now_s)):
+        step = next(steps)
+        try:
+            for reply in replies:
+                assert step == long_polling(CALL, 2.0)
+                now_s += apart_s
+                step = steps.throw(reply) if isinstance(reply, Exception) else steps.send(reply)
+                assert isinstance(step, float)
+                waits.append(step)
+                step = next(steps)
+        except StopIteration as end:
+            return end.value, waits
     raise AssertionError("the answer is not final")
 
 
@@ -55,6 +62,13 @@ def test_expired_answer_is_the_last() -> None:
 def test_a_job_is_awaited_longer_than_the_patience() -> None:
     unanswered = errors.NotReadyError("not yet", retry_after_s=1.0)
     assert follow(unanswered, unanswered, PROVISIONAL, patience_s=0.0, final=False) == (PROVISIONAL, [0.02, 0.04])
+
+
+@pytest.mark.parametrize("reply", [PROVISIONAL, errors.NotReadyError("not yet")])
+def test_patience_begins_with_the_latest_answer(reply: Any) -> None:
+    assert follow(reply, AWAY, reply, AWAY, FINAL, apart_s=40.0)[0] is FINAL
+    with pytest.raises(errors.LinkDownError):
+        follow(reply, AWAY, AWAY, FINAL, apart_s=40.0)
 
 
 def test_a_wait_is_as_long_as_the_server_asks() -> None:
