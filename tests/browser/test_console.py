@@ -267,7 +267,7 @@ def test_an_unknown_address_is_named_next_to_the_menu(page: Page, url: str) -> N
 def test_an_unknown_choice_in_an_address_is_ignored(page: Page, url: str, path: str) -> None:
     page.goto(url + path)
     expect(page.get_by_role("navigation", name="Pages").get_by_role("link")).to_have_count(6)
-    assert page.url == url + path.partition("?")[0]
+    expect(page).to_have_url(url + path.partition("?")[0])
 
 
 def test_the_alarm_of_a_device_is_shown_where_people_look(page: Page, url: str, fleet: Fleet) -> None:
