@@ -45,8 +45,8 @@ _PACE_STEP, _PACE_LIMIT = 1.05, 1e6
 _SURE = 0.95
 _ARRAY = attrgetter("array")
 _HELD_UP_S, _OFF_LOOP_RUNS = 0.1, 1000
-_HYSTERESIS = 0.5  # of a rung
 _LATE_STEP = _PACE_STEP ** ((1 - _SURE) / _SURE)
+_REPORT_HYSTERESIS = 0.5  # of a rung
 
 
 @dataclass(slots=True)
@@ -395,7 +395,7 @@ class BundleVariants:
         """Passes a sensor reading to the controller and returns the new position."""
         unloaded = [rung for rung, device_model in enumerate(self._loaded) if device_model is None]
         self.position = self._controller.update(snapshot, unloaded)
-        if not self.reported_place - _HYSTERESIS < self.depth < self.reported_place + 1:
+        if not self.reported_place - _REPORT_HYSTERESIS < self.depth < self.reported_place + 1:
             self.reported_place = int(self.depth)
         return self.position
 
