@@ -229,7 +229,8 @@ def _reconstruction(output: Array, rows: Arrays) -> NDArray[np.float64]:
         raise InferenceError(
             f"The step reconstruction compares the output {list(output.shape)} with an input; none fits."
         )
-    if sorted(output.shape) == sorted(inputs[0].shape) and output.shape != inputs[0].shape:
+    found, wanted = ([size for size in array.shape if size != 1] for array in (output, inputs[0]))
+    if sorted(found) == sorted(wanted) and found != wanted:
         raise InferenceError(
             f"The step reconstruction compares the output {list(output.shape)} with the input "
             f"{list(inputs[0].shape)}; export the model with both in one layout."

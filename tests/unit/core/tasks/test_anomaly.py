@@ -139,8 +139,16 @@ def test_a_reconstruction_in_another_layout_is_refused() -> None:
     rows, output = {"x": np.zeros((2, 3, 8, 8))}, {"y": np.zeros((2, 8, 8, 3), np.float32)}
     with pytest.raises(InferenceError, match="both in one layout"):
         compiled(Reconstruction(), Threshold(1)).run(output, rows)
-    flat = {"y": np.zeros((2, 192), np.float32)}
-    assert not compiled(Reconstruction(), Threshold(1)).run(flat, rows).outputs[SCORE].any()
+
+
+@pytest.mark.parametrize(
+    ("given", "rebuilt"),
+    [((2, 3, 8, 8), (2, 192)), ((2, 8, 8, 1), (2, 1, 8, 8)), ((2, 1, 9), (2, 9, 1)), ((2, 8, 8), (2, 8, 8, 1))],
+)
+def test_layouts_with_one_order_of_values_are_compared(given: tuple[int, ...], rebuilt: tuple[int, ...]) -> None:
+    values = np.arange(2 * 192, dtype=np.float32)
+    rows, output = {"x": np.resize(values, given)}, {"y": np.resize(values, rebuilt)}
+    assert not compiled(Reconstruction(), Threshold(1)).run(output, rows).outputs[SCORE].any()
 
 
 @pytest.mark.parametrize(
