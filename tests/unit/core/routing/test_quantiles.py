@@ -16,6 +16,14 @@ def test_invalid_durations_are_refused(seconds: float) -> None:
         DecayedQuantiles().add(seconds, 0.0)
 
 
+@pytest.mark.parametrize(("share", "seconds"), [(0.24, 0.1), (0.26, 0.2), (0.49, 0.2), (0.74, 0.4), (0.76, 0.8)])
+def test_quantiles_of_four_observations(share: float, seconds: float) -> None:
+    found = DecayedQuantiles(1e9, 1e9)
+    for each in (0.4, 0.1, 0.8, 0.2):
+        found.add(each, 0.0)
+    assert found.quantile(share) == pytest.approx(seconds, rel=0.05)
+
+
 def test_censored_observations_follow_kaplan_and_meier() -> None:
     found = DecayedQuantiles(1e9, 1e9)
     for seconds in (0.1, 0.1, 0.4, 0.8):

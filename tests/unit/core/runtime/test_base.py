@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from firstline_core.errors import InferenceError, InvalidTensorError, ModelLoadError
-from firstline_core.runtime.base import Feeds, RowByRow, Runtime, cast_feed, fits, run_in_batches
+from firstline_core.runtime.base import Feeds, RowByRow, Runtime, cast_feed, fits, fixed_batch, run_in_batches
 from firstline_core.types import Array, TensorSpec
 
 DIGITS_TFLITE = Path(__file__).parents[4] / "models" / "digits" / "artefacts" / "edge_int8.tflite"
@@ -150,3 +150,26 @@ def test_no_row_of_an_output_is_lost_unseen() -> None:
 )
 def test_only_free_axes_may_have_any_size(shape: tuple[int, ...], fitting: bool) -> None:
     assert fits(shape, (1, -1, 3)) == fitting
+
+
+@pytest.mark.parametrize(("sizes", "batch"), [((-1, -1), None), ((-1, 4), 4), ((4, 4), 4), ((1, 1), 1)])
+def test_all_inputs_have_one_batch_size(sizes: tuple[int, int], batch: int | None) -> None:
+    inputs = [TensorSpec(name, "FP32", (size, 3)) for name, size in zip("ab", sizes, strict=True)]
+    assert fixed_batch(inputs, Above.outputs, Path("m.onnx")) == batch
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "fault"),
+    [
+        (((4, 3), (2, 3)), ((4,),), r"m.onnx: the inputs have fixed batch sizes that differ: \[2, 4\]"),
+        (((4, 3), ()), ((4,),), "m.onnx: a model needs inputs with rows"),
+        ((), ((4,),), "m.onnx: a model needs inputs with rows"),
+        (((4, 3),), (), "a tensor as output"),
+    ],
+)
+def test_models_without_a_batch_axis_are_refused(
+    inputs: tuple[tuple[int, ...], ...], outputs: tuple[tuple[int, ...], ...], fault: str
+) -> None:
+    specs = [[TensorSpec("x", "FP32", shape) for shape in shapes] for shapes in (inputs, outputs)]
+    with pytest.raises(ModelLoadError, match=fault):
+        fixed_batch(*specs, Path("m.onnx"))

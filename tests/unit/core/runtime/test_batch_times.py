@@ -21,6 +21,13 @@ def test_batches_that_gain_nothing_stay_small() -> None:
     assert times.worthwhile_rows(32) == 1
 
 
+def test_measured_times_change_what_is_worthwhile() -> None:
+    times = BatchTimes()
+    assert times.worthwhile_rows(4) == 2  # one unknown step
+    times.expect({1: 0.01, 2: 0.01, 4: 0.01})
+    assert times.worthwhile_rows(4) == 4
+
+
 def test_a_declared_batch_size_is_not_exceeded() -> None:
     times = BatchTimes(batch=1)
     assert times.worthwhile_rows(32) == 1
