@@ -7,7 +7,7 @@ choose model, score or temperature.
 Hypotheses are "the risk at this threshold is above epsilon", one for every number, from strict to loose. Thresholds
 between two neighbouring scores keep the same rows, so that each occurring score represents all down to the next one,
 and rows of equal score are kept or dropped together. Given how many rows a threshold keeps, the errors among them are
-binomial, which makes Clopper-Pearson exact (`binomial.py`). `rejected_ranges` bounds the error of the multiple tests.
+binomial, which makes Clopper-Pearson exact (`bounds.py`). `rejected_ranges` bounds the error of the multiple tests.
 
 Testing starts at a few thresholds, each with its share of delta. It cannot start at the strictest threshold, which
 keeps one row and proves nothing. Most of delta starts at 20 % kept, which is best on real pairs of models. The rest

@@ -126,7 +126,7 @@ class DecayedQuantiles:
     def _quantile(self, beyond: float) -> float:
         """Returns the value above which this share lies, by the product-limit estimate."""
         if not self._censored:
-            return self._upper(beyond)
+            return self._uncensored_quantile(beyond)
         at_risk = self._ended + self._censored
         surviving = 1.0
         indices = sorted(self._bins)
@@ -140,8 +140,11 @@ class DecayedQuantiles:
                 break
         return _middle_of(indices[-1]) * _GAMMA
 
-    def _upper(self, beyond: float) -> float:
-        """Returns the same without censored observations: from the top, because few bins lie above a high quantile."""
+    def _uncensored_quantile(self, beyond: float) -> float:
+        """Returns the same value if all observations are complete.
+
+        It adds weights from the longest duration downwards, because few bins lie above a high quantile.
+        """
         weight = 0.0
         for index in sorted(self._bins, reverse=True):
             weight += self._bins[index][0]
