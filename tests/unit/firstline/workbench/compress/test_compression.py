@@ -1,3 +1,4 @@
+import re
 import shutil
 from functools import partial
 from hashlib import sha256
@@ -346,6 +347,7 @@ def test_candidates_of_a_detector_are_certified_for_events(cells: Path) -> None:
     )
     assert "at most 25 % of the edge answers that report 'bright' invent it, with confidence 70 %" in text
     assert "they count as about 1 observation, not" in text
+    assert re.search(r"^ model +map50 +on new rows", text, re.MULTILINE)
 
 
 def test_compressing_a_detector_needs_a_promise_about_an_event(cells: Path) -> None:
