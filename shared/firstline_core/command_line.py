@@ -104,7 +104,10 @@ class _Stderr(io.FileIO):
 
 
 def _text_file(stream: TextIO | None, raw: type[io.FileIO], *, line_buffering: bool) -> TextIO:
-    """Returns a stream that writes to the descriptor of another through `raw`, or discards if there is none."""
+    """Returns a stream that writes to the descriptor of another through `raw`.
+
+    Without another stream, it discards what is written. A stream without a descriptor is returned as it is.
+    """
     if stream is None:
         return open(os.devnull, "w")  # noqa: PTH123 (until this process ends)
     try:

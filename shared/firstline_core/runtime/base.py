@@ -109,7 +109,7 @@ def fixed_batch(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], pat
     """Returns the number of rows that a model takes at once; None if it is free.
 
     Raises:
-        ModelLoadError: there is no output, an input has no rows, or the inputs have different numbers of them.
+        ModelLoadError: there is no input or no output, an input has no axis of rows, or fixed numbers of rows differ.
     """
     if not inputs or not outputs or any(not spec.shape for spec in inputs):
         raise ModelLoadError(f"{path}: a model needs inputs with rows on the first axis, and a tensor as output.")
