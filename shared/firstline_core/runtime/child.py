@@ -63,8 +63,8 @@ def run_python(
         if child.poll() is None:
             with suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)
-            with suppress(subprocess.TimeoutExpired):  # what hangs within a driver does not end when it is killed
-                child.communicate(timeout=5.0)
+        with suppress(subprocess.TimeoutExpired):  # what hangs within a driver does not end when it is killed
+            child.communicate(timeout=5.0)  # closes the pipes, also of a child that ended before it had to
     if child.returncode < 0:
         raise ChildFailed(f"It ended its process with {_signal_name(-child.returncode)}.")
     if child.returncode:
