@@ -45,7 +45,6 @@ from firstline_core.types import (
     DATATYPES,
     LOWEST_PRIORITY,
     SOURCE_LIMIT,
-    Answer,
     InferRequest,
     InferResponse,
     ModelMetadata,
@@ -318,15 +317,16 @@ def _answer_path(request_id: str) -> str:
 
 
 def _read_answer(read: Callable[[httpx.Response], Answered], request_id: str, response: httpx.Response) -> Answered:
+    """Reads the answer with an id.
+
+    Raises:
+        ProtocolError: the answer says that it belongs to another request.
+    """
     answered = read(response)
-    check_request_id(answered.answer, request_id, str(response.url))
+    described = answered.answer
+    if described is not None and described.request_id.lower() != request_id.lower():
+        raise ProtocolError(f"{response.url} gave the answer to request {described.request_id}, not to {request_id}.")
     return answered
-
-
-def check_request_id(answer: Answer | None, request_id: str, source: str) -> None:
-    """Raises ProtocolError if the answer says that it belongs to another request."""
-    if answer is not None and answer.request_id.lower() != request_id.lower():
-        raise ProtocolError(f"{source} gave the answer to request {answer.request_id}, not to {request_id}.")
 
 
 def long_polling(call: Call[T], left_s: float) -> Call[T]:
