@@ -292,7 +292,7 @@ async def test_a_store_that_is_away_is_said() -> None:
     away = S3Blobs(BUCKET, endpoint=f"http://127.0.0.1:{free_port()}", region="us-east-1")
     with pytest.raises(errors.StoreUnavailableError, match="s3://bundles refuses") as caught:
         await away.find("0" * 64)
-    assert "\n" not in caught.value.message
+    assert "Debug" not in caught.value.message and "\n" not in caught.value.message
     assert caught.value.public == "The registry's store refuses; the gateway's log has the reason."
 
 
@@ -371,7 +371,7 @@ async def test_the_stores_own_reason_is_said(status: str, code: str, words: str)
         blobs = S3Blobs(BUCKET, endpoint=f"http://127.0.0.1:{port}", region="us-east-1")
         with pytest.raises(errors.StoreUnavailableError, match=f"{code}.*{words}") as caught:
             await blobs.put("0" * 64, _parts(b"content"))
-    assert "Debug" not in caught.value.message and "\n" not in caught.value.message
+    assert "\n" not in caught.value.message
     assert len(caught.value.message) < 1100
 
 
