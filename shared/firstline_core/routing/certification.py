@@ -191,6 +191,7 @@ def certify(
     *,
     seed: int = 0,
     starts: Sequence[Start] | None = None,
+    fewest_rows: int = FEWEST_ROWS,
 ) -> CertificationResult:
     """Finds the loosest threshold that the rows certify.
 
@@ -203,6 +204,7 @@ def certify(
         delta: probability that the bound does not hold, above 0 and below 1.
         seed: of tie-breaking at a start, and of the order of bets.
         starts: instead of ranks; they must not come from these rows.
+        fewest_rows: minimum number of rows of a start.
 
     Raises:
         ConfigError: arguments out of range, or of different lengths.
@@ -210,7 +212,7 @@ def certify(
     score_array, loss_array = check_rows(scores, losses, epsilon, delta)
     check_starts(starts or ())
     tests = RiskTests.of(score_array, loss_array, epsilon, delta, seed=seed)
-    hypotheses = at_ranks(tests, FEWEST_ROWS) if starts is None else at_thresholds([tests], starts)
+    hypotheses = at_ranks(tests, fewest_rows) if starts is None else at_thresholds([tests], starts)
     proof = prove([tests], hypotheses)
     if proof is None:
         needed = missing([tests], hypotheses, binomial.rows_needed(0, epsilon, delta))
