@@ -1,4 +1,4 @@
-"""The interface of all runtimes, the checks of their inputs, and the choice of the place where a batch runs."""
+"""The interface of all runtimes, the checks of inputs and outputs, and the choice of the place where a batch runs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from firstline_core.errors import InvalidTensorError, ModelLoadError, about, did_you_mean
+from firstline_core.errors import InferenceError, InvalidTensorError, ModelLoadError, about, did_you_mean
 from firstline_core.telemetry.wording import counted
 from firstline_core.types import Array, TensorSpec
 
@@ -142,6 +142,22 @@ def check_feeds(feeds: Feeds, inputs: Sequence[TensorSpec]) -> None:
                 f"Model input '{spec.name}' was fed {counted(shape[0], 'row')} and another input {rows:,}."
             )
         rows = shape[0]
+
+
+def check_output(found: Array, shape: tuple[int, ...], what: str, wanted: str) -> None:
+    """Checks the shape of what a model gave.
+
+    Args:
+        found: an output, or what its postprocessing made of it.
+        shape: the number of rows, and the sizes that the bundle declares.
+        what: the model, for errors.
+        wanted: what the bundle declares, and what to correct.
+
+    Raises:
+        InferenceError: it has another shape.
+    """
+    if found.shape != shape:
+        raise InferenceError(f"{what} gave {list(found.shape)} for {counted(shape[0], 'row')}, but {wanted}.")
 
 
 def fits(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:

@@ -18,7 +18,8 @@ from firstline_core.errors import InferenceError, InvalidTensorError, ModelLoadE
 from firstline_core.processing import steps as ops
 from firstline_core.processing.compile import compile_postprocess
 from firstline_core.processing.standardize import OBSERVED
-from firstline_core.tasks.arrays import LABEL, check_shape, some_labelled
+from firstline_core.runtime.base import check_output
+from firstline_core.tasks.arrays import LABEL, some_labelled
 from firstline_core.tasks.base import ConfiguredTask, ModelOutputs, Postprocess, Prediction, Scores
 from firstline_core.tasks.view import WHOLE, View
 from firstline_core.types import Array, Arrays, TensorSpec, row_count
@@ -105,7 +106,7 @@ class Anomaly(ConfiguredTask, frozen=True, tag="anomaly"):
             elif compared is not None:
                 output = _error(_residual(output, rows[OBSERVED], raw[spread] if spread else None), compared.of)
             found = to_score(output)
-            check_shape(found, (row_count(rows), 1), model.what, "an anomaly has one score; select it with columns")
+            check_output(found, (row_count(rows), 1), model.what, "an anomaly has one score; select it with columns")
             score = found[:, 0]
             distance = (direction * (score.astype(np.float64) - last.value) / scale).astype(np.float32)
             anomalous = direction * (score.astype(np.float64) - last.value) >= 0

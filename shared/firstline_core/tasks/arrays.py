@@ -51,22 +51,6 @@ def shaped(found: Array, spec: TensorSpec, rows: int, what: str) -> Array:
         return found.astype(dtype, copy=False).reshape(shape)
 
 
-def check_shape(found: Array, shape: tuple[int, ...], what: str, wanted: str) -> None:
-    """Checks the shape of what a model gave.
-
-    Args:
-        found: an output, or what its postprocessing made of it.
-        shape: the number of rows, and the sizes that the bundle declares.
-        what: the model, for errors.
-        wanted: what the bundle declares, and what to correct.
-
-    Raises:
-        InferenceError: it has another shape.
-    """
-    if found.shape != shape:
-        raise InferenceError(f"{what} gave {list(found.shape)} for {counted(shape[0], 'row')}, but {wanted}.")
-
-
 def zeros(spec: TensorSpec, rows: int) -> Array:
     """Returns made-up rows of an output: 0, or empty text."""
     dtype = DATATYPES[spec.datatype]

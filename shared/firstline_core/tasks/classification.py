@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from firstline_core.errors import InvalidTensorError
 from firstline_core.processing.compile import compile_postprocess
 from firstline_core.processing.steps import PostStep, Softmax, shows_logits
-from firstline_core.tasks.arrays import LABEL, check_shape, some_labelled
+from firstline_core.runtime.base import check_output
+from firstline_core.tasks.arrays import LABEL, some_labelled
 from firstline_core.tasks.base import ConfiguredTask, DeclaredOutputs, ModelOutputs, Postprocess, Prediction, Scores
 from firstline_core.tasks.view import WHOLE, View
 from firstline_core.types import PROBABILITIES, Array, Arrays, TensorSpec
@@ -122,7 +123,7 @@ class Classification(ConfiguredTask, frozen=True, tag="classification"):
         def run(raw: Arrays, rows: Arrays) -> Prediction:
             probabilities, count = to_probabilities(raw[name]), len(next(iter(rows.values())))
             advice = "correct the labels, the output's name or the label offset"
-            check_shape(probabilities, (count, labels), model.what, f"the bundle has {labels} labels; {advice}")
+            check_output(probabilities, (count, labels), model.what, f"the bundle has {labels} labels; {advice}")
             evidence = {} if to_logits is None else {LOGITS: to_logits(raw[name])}
             return Prediction({PROBABILITIES: probabilities}, evidence)
 
