@@ -11,6 +11,18 @@ _CHUNK_BYTES = 64 * 1024
 _TURNS_TO_ACCEPT = 4
 
 
+async def close_listener(listener: asyncio.Server) -> None:
+    """Closes a listener after it has handed over each connection that it has accepted.
+
+    Of a listener that is closed earlier, asyncio never closes such a connection.
+    """
+    for listening in listener.sockets:
+        asyncio.get_running_loop().remove_reader(listening.fileno())  # it accepts nothing more
+    for _ in range(_TURNS_TO_ACCEPT):
+        await asyncio.sleep(0)
+    listener.close()
+
+
 class CuttableLink:
     """Forwards one loopback port to a server, until it is cut.
 
@@ -54,10 +66,7 @@ class CuttableLink:
         listener, self._listener = self._listener, None
         if listener is None:
             return
-        # What asyncio has just accepted comes to `_accept`, and ends there; with its server closed it would never end.
-        for _ in range(_TURNS_TO_ACCEPT):
-            await asyncio.sleep(0)
-        listener.close()
+        await close_listener(listener)  # what it has just accepted comes to `_accept`, and ends there
         for carrier, near in self._carriers.items():
             carrier.cancel()
             near.transport.abort()  # a task that is cancelled before its first step closes nothing

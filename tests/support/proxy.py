@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
+from firstline.demo.cuttable_link import close_listener
+
 _CHUNK_BYTES = 16 * 1024
 _QUEUE_CHUNKS = 64  # on their way, each direction; then the sender is held up
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER on, for 0 s: closing sends RST
@@ -149,7 +151,7 @@ class ChaosProxy:
     async def _stop_listening(self) -> None:
         listener, self._listener = self._listener, None
         if listener is not None:
-            listener.close()
+            await close_listener(listener)
 
     def _accept(self, reader: asyncio.StreamReader, near: asyncio.StreamWriter) -> None:
         task = asyncio.create_task(self._carry(reader, connection := _Connection(near)))

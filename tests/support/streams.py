@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
-_LAST_TURNS = 5  # of the event loop, in which it has made a connection of all that it has accepted
+from firstline.demo.cuttable_link import close_listener
 
 
 @asynccontextmanager
@@ -25,9 +25,7 @@ async def serving_streams(
     try:
         yield server.sockets[0].getsockname()[1]
     finally:
-        server.close()
-        for _ in range(_LAST_TURNS):
-            await asyncio.sleep(0)
+        await close_listener(server)
         for writer in connections.values():
             writer.transport.abort()
         for task in connections:
