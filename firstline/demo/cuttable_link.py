@@ -14,7 +14,7 @@ _TURNS_TO_ACCEPT = 4
 async def close_listener(listener: asyncio.Server) -> None:
     """Closes a listener after it has handed over each connection that it has accepted.
 
-    Of a listener that is closed earlier, asyncio never closes such a connection.
+    asyncio never closes a connection that it has accepted in the moment in which its listener is closed.
     """
     for listening in listener.sockets:
         asyncio.get_running_loop().remove_reader(listening.fileno())  # it accepts nothing more

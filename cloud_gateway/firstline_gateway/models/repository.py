@@ -64,7 +64,7 @@ class ServedModel:
 
 @dataclass(frozen=True, slots=True)
 class RefusedBundle:
-    """A folder that looks like a bundle and is not served. `key` remains None if its manifest cannot be read."""
+    """A folder that looks like a bundle and is not served; without a readable manifest its `key` stays None."""
 
     path: Path
     error: FirstlineError

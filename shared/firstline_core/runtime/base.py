@@ -151,7 +151,7 @@ def check_output(found: Array, shape: tuple[int, ...], what: str, wanted: str) -
         found: an output, or what its postprocessing made of it.
         shape: the number of rows, and the sizes that the bundle declares.
         what: the model, for errors.
-        wanted: what the bundle declares, and what to correct.
+        wanted: the declaration of the bundle, and the correction to make.
 
     Raises:
         InferenceError: it has another shape.
