@@ -3,32 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from firstline_core.errors import InferenceError, ModelLoadError
+from firstline_core.processing.compile import softmax
 from firstline_core.processing.steps import Ctc
 from firstline_core.telemetry.wording import counted
-from firstline_core.types import Array, object_array
+from firstline_core.types import Array, Arrays, object_array
+
+MEAN, LOWEST = "mean_probability", "lowest_probability"
+"""The evidence of texts, FP32 (n,): the geometric mean of the probabilities of a text's tokens, and the lowest one."""
+
+Decode = Callable[[Array, int, str], tuple[Array, Arrays]]
+"""From a model's output, the number of rows and the model's name to the texts, UTF-8 (n,), and their evidence.
+
+Raises:
+    InferenceError: the output has another form.
+"""
 
 _ORDER = {"ntc": (0, 1, 2), "tnc": (1, 0, 2), "nct": (0, 2, 1)}
 _LEAST = 1e-7
-
-
-class DecodedText(NamedTuple):
-    """The texts of n rows.
-
-    Attributes:
-        texts: UTF-8, object array (n,).
-        mean: FP32 (n,), the geometric mean of the symbols' probabilities; of an empty text, of its blanks.
-        least: FP32 (n,), the lowest of these probabilities.
-    """
-
-    texts: Array
-    mean: NDArray[np.float32]
-    least: NDArray[np.float32]
+_ROUNDED = 0.02  # of the probabilities of quantised models
 
 
 def read_table(content: bytes, name: str) -> tuple[str, ...]:
@@ -47,8 +44,13 @@ def read_table(content: bytes, name: str) -> tuple[str, ...]:
     return symbols
 
 
-def compile_ctc(step: Ctc, content: bytes) -> Callable[[Array, int], DecodedText]:
-    """Returns the function of a step, from probabilities of symbols and the number of rows to texts.
+def compile_ctc(step: Ctc, content: bytes, *, logits: bool) -> Decode:
+    """Returns the function of a step. The tokens are symbols; the evidence of an empty text is that of its blanks.
+
+    Args:
+        step: the step.
+        content: of its file.
+        logits: whether the model gives logits of the symbols instead of probabilities.
 
     Raises:
         ModelLoadError: the file is not a list of symbols.
@@ -60,34 +62,40 @@ def compile_ctc(step: Ctc, content: bytes) -> Callable[[Array, int], DecodedText
         raise ModelLoadError(f"Postprocessing: ctc has the blank {blank}, but there are {count} classes with it.")
     classes = [*symbols[:blank], "", *symbols[blank:]]
 
-    def run(probabilities: Array, rows: int) -> DecodedText:
-        ordered = _ordered(probabilities, step, rows)
+    def decode(output: Array, rows: int, what: str) -> tuple[Array, Arrays]:
+        ordered = _ordered(np.asarray(output, np.float32), step, rows)
         if ordered.shape[2] != count:
             raise InferenceError(
                 f"The model gave {ordered.shape[2]} classes, but {step.artefact.file} has {len(symbols)} symbols, and "
                 "there is one blank; correct the file, or the order of the axes."
             )
+        if logits:
+            ordered = softmax(ordered)
+        if not np.isfinite(ordered).all():
+            raise InferenceError(f"{what} gave NaN or infinity.")
+        if ordered.min() < -_ROUNDED or ordered.max() > 1 + _ROUNDED:
+            raise InferenceError(f"{what} gave numbers that are not probabilities; add softmax before ctc.")
         likeliest = ordered.argmax(axis=2)
         certainty = np.maximum(ordered.max(axis=2), _LEAST)
         decoded = [_row(*each, classes, blank) for each in zip(likeliest, certainty, strict=True)]
         texts = object_array([text for text, _, _ in decoded])
         figures = np.array([each[1:] for each in decoded], np.float32).reshape(rows, 2)
-        return DecodedText(texts, figures[:, 0], figures[:, 1])
+        return texts, {MEAN: figures[:, 0], LOWEST: figures[:, 1]}
 
-    return run
+    return decode
 
 
-def _ordered(probabilities: Array, step: Ctc, rows: int) -> Array:
+def _ordered(output: Array, step: Ctc, rows: int) -> Array:
     """Returns (rows, time, classes)."""
-    if probabilities.ndim != 3:
-        raise InferenceError(f"The step ctc reads three axes, but the model gave {list(probabilities.shape)}.")
-    if step.axes == "tnc" and probabilities.shape[1] == 1 and rows > 1:  # rows that ran one after the other
-        ordered = probabilities.reshape(rows, -1, probabilities.shape[2])
+    if output.ndim != 3:
+        raise InferenceError(f"The step ctc reads three axes, but the model gave {list(output.shape)}.")
+    if step.axes == "tnc" and output.shape[1] == 1 and rows > 1:  # rows that ran one after the other
+        ordered = output.reshape(rows, -1, output.shape[2])
     else:
-        ordered = probabilities.transpose(_ORDER[step.axes])
+        ordered = output.transpose(_ORDER[step.axes])
     if len(ordered) != rows or not ordered.shape[1]:
         raise InferenceError(
-            f"The model gave {list(probabilities.shape)} for {counted(rows, 'row')}; name the order "
+            f"The model gave {list(output.shape)} for {counted(rows, 'row')}; name the order "
             "of its axes in the step ctc."
         )
     return ordered

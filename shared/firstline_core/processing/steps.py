@@ -472,7 +472,7 @@ class Ctc(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="
 class Confidence(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="confidence"):
     """Reads the probability of each token of a text from another output of the model, [n] or [n, tokens].
 
-    Numbers of 0 and below are padding.
+    Zeros are padding.
     """
 
     output: Annotated[str, Meta(min_length=1)]

@@ -16,8 +16,7 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from firstline_core.errors import InferenceError, InvalidTensorError, ModelLoadError, missing_package
-from firstline_core.processing.compile import softmax
-from firstline_core.processing.ctc import compile_ctc
+from firstline_core.processing.ctc import LOWEST, MEAN, Decode, compile_ctc
 from firstline_core.processing.steps import Confidence, Ctc, PostStep, Softmax
 from firstline_core.tasks.base import ConfiguredTask, ModelOutputs, Postprocess, Prediction, Scores
 from firstline_core.tasks.view import WHOLE, View
@@ -27,12 +26,8 @@ from firstline_core.types import Array, Arrays, TensorSpec, object_array, row_co
 TEXT = "text"
 """The output, BYTES (n,)."""
 
-MEAN, LOWEST = "mean_probability", "lowest_probability"
-"""The evidence, FP32 (n,): the geometric mean of the tokens' probabilities, and the lowest one."""
-
 _LONGEST_BYTES = 1 << 20
 _LEAST = 1e-7
-_ROUNDED = 0.02  # of the probabilities of quantised models
 _Keyword = Annotated[str, Meta(min_length=1, max_length=256)]
 
 
@@ -103,7 +98,7 @@ class Text(ConfiguredTask, frozen=True, tag="text"):
             case []:
                 pass
             case [Ctc() as ctc] | [Softmax(), Ctc() as ctc]:
-                decode = _ctc(ctc, model.read_file(ctc.artefact), logits=len(steps) == 2)
+                decode = compile_ctc(ctc, model.read_file(ctc.artefact), logits=len(steps) == 2)
             case _:
                 raise ModelLoadError(
                     "Postprocessing of text: ctc, with any softmax before it, or none; and confidence."
@@ -230,29 +225,6 @@ def _distances() -> Callable[[Sequence[Any], Sequence[Any]], int]:
     return Levenshtein.distance
 
 
-Decode = Callable[[Array, int, str], tuple[Array, Arrays]]
-"""From an output, the number of rows and the model's name to texts and evidence."""
-
-
-def _ctc(step: Ctc, content: bytes, *, logits: bool) -> Decode:
-    run = compile_ctc(step, content)
-
-    def decode(output: Array, rows: int, what: str) -> tuple[Array, Arrays]:
-        values = np.asarray(output, np.float32)
-        if logits and step.axes == "nct":
-            values = np.swapaxes(softmax(np.swapaxes(values, 1, 2)), 1, 2)
-        elif logits:
-            values = softmax(values)
-        if not np.isfinite(values).all():
-            raise InferenceError(f"{what} gave NaN or infinity.")
-        if values.min(initial=0) < -_ROUNDED or values.max(initial=0) > 1 + _ROUNDED:
-            raise InferenceError(f"{what} gave numbers that are not probabilities; add softmax before ctc.")
-        found = run(values, rows)
-        return found.texts, {MEAN: found.mean, LOWEST: found.least}
-
-    return decode
-
-
 def _strings(output: Array, rows: int, what: str) -> tuple[Array, Arrays]:
     """Returns the strings of a model that gives one for each row."""
     if not output.dtype.hasobject or output.size != rows:
@@ -278,4 +250,4 @@ def _token_probabilities(output: Array, rows: int, what: str) -> Arrays:
     counts = np.maximum(valid.sum(axis=1), 1)
     logarithms = np.where(valid, np.log(np.maximum(values, _LEAST)), 0)
     mean = np.exp(logarithms.sum(axis=1) / counts)
-    return {MEAN: mean.astype(np.float32), LOWEST: np.exp(logarithms.min(axis=1)).astype(np.float32)}
+    return {MEAN: mean.astype(np.float32), LOWEST: np.exp(logarithms.min(axis=1, initial=0)).astype(np.float32)}

@@ -72,8 +72,8 @@ def test_rows_may_be_the_second_axis() -> None:
 
 
 def test_the_blank_may_be_the_last_class() -> None:
-    run = compile_ctc(Ctc(TABLE, blank=-1), SYMBOLS.encode())
-    assert run(np.roll(path("a-b"), -1, axis=2), 1).texts.tolist() == [b"ab"]
+    run = compile_ctc(Ctc(TABLE, blank=-1), SYMBOLS.encode(), logits=False)
+    assert run(np.roll(path("a-b"), -1, axis=2), 1, "m")[0].tolist() == [b"ab"]
 
 
 @pytest.mark.parametrize(
@@ -81,6 +81,7 @@ def test_the_blank_may_be_the_last_class() -> None:
     [
         ((Ctc(TABLE),), np.zeros((1, 4, 9), np.float32), "gave 9 classes, but symbols.txt has 3 symbols"),
         ((Ctc(TABLE),), np.zeros((1, 4), np.float32), "reads three axes"),
+        ((Softmax(), Ctc(TABLE, axes="nct")), np.zeros((1, 4), np.float32), "reads three axes"),
         ((Ctc(TABLE),), np.zeros((3, 4, 4), np.float32), "name the order of its axes"),
         ((Ctc(TABLE),), np.full((1, 4, 4), np.nan, np.float32), "NaN or infinity"),
         ((Ctc(TABLE),), np.full((1, 4, 4), 3, np.float32), "not probabilities; add softmax before ctc"),
@@ -106,6 +107,8 @@ def test_a_model_may_give_strings_and_the_probabilities_of_tokens() -> None:
     assert found.outputs["text"].tolist() == ["äb".encode(), b""]
     np.testing.assert_allclose(found.evidence[MEAN], [np.sqrt(0.125), 1])
     np.testing.assert_allclose(found.evidence[LOWEST], [0.25, 1])
+    empty = run({"out": np.array([[""]], object), "p": np.zeros((1, 0), np.float32)}, {"x": np.zeros(1)})
+    assert (empty.evidence[MEAN].tolist(), empty.evidence[LOWEST].tolist()) == ([1], [1])
     for wrong in (-0.7, 1.5, np.nan):
         with pytest.raises(InferenceError, match="outside of 0 to 1; take the exponential of logarithms"):
             run(raw | {"p": np.full((2, 3), wrong, np.float32)}, {"x": np.zeros(2)})
