@@ -118,8 +118,12 @@ def to_image(mask: Mask, size: tuple[int, int], frame: InputSize) -> Mask:
     return mask[rows.astype(np.int64)][:, columns.astype(np.int64)]
 
 
-def class_table(maps: Sequence[PostStep]) -> NDArray[np.int64] | None:
-    """Returns the label of each class of the model, -1 for none; None without a map."""
+def class_table(maps: Sequence[PostStep], labels: int) -> NDArray[np.int64] | None:
+    """Returns the label of each class of the model, -1 for none; None without a map.
+
+    Raises:
+        ModelLoadError: a map leads to a class that the next one does not have, or to a label that does not exist.
+    """
     table: NDArray[np.int64] | None = None
     for step in maps:
         if isinstance(step, ClassMap):
@@ -127,6 +131,8 @@ def class_table(maps: Sequence[PostStep]) -> NDArray[np.int64] | None:
             if table is not None and table.max(initial=-1) >= len(to):
                 raise ModelLoadError(f"The step class_map has {len(to)} classes, but gets class {table.max()}.")
             table = to if table is None else np.where(table < 0, -1, to[table])
+    if table is not None and table.max() >= labels:
+        raise ModelLoadError(f"The step class_map gives the label {table.max()}; there are {labels}, from 0, and -1.")
     return table
 
 
@@ -139,7 +145,7 @@ def to_labels(classes: Array, table: NDArray[np.int64] | None, labels: int, what
         return classes
     if least < 0 or (most >= len(table) and most != IGNORED):
         raise InferenceError(f"{what} gave classes from {least} to {most}, but class_map has {len(table)}.")
-    lookup = np.full(IGNORED + 1, IGNORED, np.int64)
+    lookup = np.full(max(IGNORED + 1, len(table)), IGNORED, np.int64)
     lookup[: len(table)] = np.where(table < 0, IGNORED, table)
     return lookup[classes]
 

@@ -116,7 +116,7 @@ class Segmentation(ConfiguredTask, frozen=True, tag="segmentation"):
         named = [step for step in model.steps if isinstance(step, ClassScores)]
         steps = [step for step in model.steps if not isinstance(step, ClassScores)]
         maps = [step for step in steps if isinstance(step, ClassMap)]
-        steps, table = steps[: len(steps) - len(maps)], masks.class_table(maps)
+        steps, table = steps[: len(steps) - len(maps)], masks.class_table(maps, len(self.labels))
         name, size = model.port(model.output), model.image_size()
         to_shares: Callable[[Array], Array] | None = None
         match steps:

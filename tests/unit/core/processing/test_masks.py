@@ -76,7 +76,7 @@ def test_scores_are_no_map(output: Any, message: str) -> None:
 
 
 def test_class_maps_rename_and_ignore() -> None:
-    table = masks.class_table([ClassMap((0, 2, -1)), ClassMap((1, 0, 0))])
+    table = masks.class_table([ClassMap((0, 2, -1)), ClassMap((1, 0, 0))], 2)
     assert masks.to_labels(np.array([[0, 1, 2, masks.IGNORED]]), table, 2, "m").tolist() == [
         [1, 0, masks.IGNORED, masks.IGNORED]
     ]
@@ -86,7 +86,14 @@ def test_class_maps_rename_and_ignore() -> None:
     with pytest.raises(InferenceError, match="classes from -1 to 0, but the bundle has 2 labels"):
         masks.to_labels(np.array([[0, -1]]), None, 2, "m")
     with pytest.raises(ModelLoadError, match="class_map has 2 classes, but gets class 5"):
-        masks.class_table([ClassMap((5,)), ClassMap((0, 1))])
+        masks.class_table([ClassMap((5,)), ClassMap((0, 1))], 2)
+
+
+def test_class_maps_may_have_more_classes_than_masks() -> None:
+    table = masks.class_table([ClassMap((*[-1] * 299, 1))], 2)
+    assert masks.to_labels(np.array([[0, masks.IGNORED, 299]]), table, 2, "m").tolist() == [
+        [masks.IGNORED, masks.IGNORED, 1]
+    ]
 
 
 def test_scores_of_classes_become_probabilities() -> None:

@@ -237,6 +237,7 @@ def test_a_map_has_its_confidence_from_another_output() -> None:
         ((Argmax(), ClassScores("z")), "at most one class_scores"),
         ((ClassScores("z"), ClassScores("z")), "class_scores is given once"),
         ((ClassScores("other"),), "no output 'other'"),
+        ((ClassMap((0, 300)),), "class_map gives the label 300; there are 3, from 0, and -1"),
     ],
 )
 def test_steps_that_do_not_fit_are_refused(steps: Any, message: str) -> None:
