@@ -22,7 +22,7 @@ Modules
 
 from typing import Final
 
-GENERATION: Final = 2
+GENERATION: Final = 3
 """Generation of the processing, a part of every cache key.
 
 Raise it with every change after which a step gives other values for some input, although its declaration, and so the

@@ -74,7 +74,7 @@ def compile_detection(steps: Sequence[ops.PostStep], size: InputSize, k: int) ->
         case [decoder, *maps, ops.Suppress() as suppression] if isinstance(decoder, ops.BoxDecoder) and all(
             isinstance(step, ops.ClassMap) for step in maps
         ):
-            decode = partial(_decode, decoder, size=size, floor=suppression.floor)
+            decode = partial(_decode, decoder, size=size, floor=min(suppression.floor, suppression.score))
             tables = [np.asarray(step.to, np.int64) for step in maps if isinstance(step, ops.ClassMap)]
         case _:
             raise ModelLoadError("Postprocessing of a detector: a decoder comes first, then class_map, then suppress.")

@@ -376,6 +376,8 @@ def _array_steps(steps: Sequence[ops.PreStep], channels: int, load_graph: GraphL
                 functions.append(compile_signal(step))
             case ops.Graph():
                 functions.append(load_graph(step))
+            case _:
+                raise errors.ModelLoadError(f"Preprocessing: {step.__struct_config__.tag} does not go with this input.")
     return functions
 
 
@@ -435,7 +437,14 @@ def _columns(indices: Sequence[int]) -> Step:
 
 
 def _drop_columns(count: int) -> Step:
-    return lambda array: array[:, count:]
+    def drop(array: Array) -> Array:
+        if count >= array.shape[1]:
+            raise errors.InferenceError(
+                f"The step label_offset drops {count} columns, but the output has {array.shape[1]}."
+            )
+        return array[:, count:]
+
+    return drop
 
 
 def _binary(positive: Array) -> Array:

@@ -13,9 +13,11 @@ from firstline_core.processing.decoding import DecodingCost
 from firstline_core.processing.steps import (
     Crop,
     DecodeAudio,
+    DecodeText,
     Graph,
     InputSpec,
     Mono,
+    Observed,
     Pad,
     PreStep,
     Resample,
@@ -226,6 +228,8 @@ def test_clips_of_different_lengths_need_pad_and_crop() -> None:
         ((*START, Mono()), "mono comes once"),
         ((*START, Scale(), Pad(4)), "audio steps come before scale"),
         ((*START, Resize(4, 4)), "do not go with image steps"),
+        ((*START, Observed(1)), "observed does not go with this input"),
+        ((*START, DecodeText()), "decode_text does not go with this input"),
     ],
 )
 def test_audio_steps_have_an_order(steps: tuple[PreStep, ...], reason: str) -> None:

@@ -174,6 +174,12 @@ def test_the_best_box_is_a_candidate_whatever_its_score() -> None:
     np.testing.assert_allclose(outputs["candidate_scores"], [[0.002, 0, 0, 0]])
 
 
+def test_detections_may_be_below_the_floor_of_candidates() -> None:
+    rows = [[0, 0, 9, 9, 0.5, 0], [20, 0, 29, 9, 0.006, 1], [40, 0, 49, 9, 0.002, 1]]
+    outputs = run(BoxRows(), Suppress(0.004), raw=rows)
+    assert [score for _, score, _ in found(outputs)] == [0.5, 0.006] and not outputs["candidate_scores"].any()
+
+
 def test_an_empty_answer_has_no_candidate() -> None:
     outputs = run(BoxRows(), Suppress(0.3), raw=np.zeros((0, 6)))
     assert outputs["count"].tolist() == [0] and outputs["candidate_classes"].max() == -1

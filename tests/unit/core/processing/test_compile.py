@@ -7,7 +7,7 @@ from PIL import Image, ImageOps
 from support.images import encode, images, turned
 from support.sample_bundles import IMAGES
 
-from firstline_core.errors import InvalidTensorError, ModelLoadError, PayloadTooLargeError
+from firstline_core.errors import InferenceError, InvalidTensorError, ModelLoadError, PayloadTooLargeError
 from firstline_core.processing.compile import check_needs, compile_postprocess, compile_preprocess, softmax
 from firstline_core.processing.geometry import GEOMETRY
 from firstline_core.processing.standardize import OBSERVED, STANDARDIZATION
@@ -333,6 +333,13 @@ def test_softmax_of_a_row_does_not_depend_on_others(classes: int) -> None:
 def test_softmax_of_nan_is_nan() -> None:
     for row in ([np.nan, 1.0], [1.0, np.nan], [1.0, np.nan, 2.0]):
         assert np.isnan(softmax(np.array([row], np.float32))).all()
+
+
+def test_a_label_offset_leaves_a_column() -> None:
+    run = compile_postprocess((LabelOffset(2), Softmax()), no_graph)
+    assert run(np.zeros((1, 3), np.float32)).tolist() == [[1]]
+    with pytest.raises(InferenceError, match="label_offset drops 2 columns, but the output has 2"):
+        run(np.zeros((1, 2), np.float32))
 
 
 def test_post_steps() -> None:
