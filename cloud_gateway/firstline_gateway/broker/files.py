@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from firstline_core.errors import ConfigError
-from firstline_core.storage.files import system_reason
+from firstline_core.storage.files import naming, system_reason
 from firstline_core.telemetry.logs import logger
 from firstline_gateway.broker import config
 from firstline_gateway.identity import ca
@@ -88,14 +88,12 @@ class BrokerFolder:
 
     def _make(self) -> None:
         broker = self.settings.broker
-        try:
+        with naming(f"broker.directory {self.path}", "written"):
             self.path.mkdir(mode=0o750, parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigError(f"broker.directory {self.path} cannot be made: {system_reason(error)}.") from error
-        if not broker.data_folder.is_relative_to(broker.seen_folder):
-            return  # the data lies elsewhere, and is the broker's own matter
-        data = self.path / broker.data_folder.relative_to(broker.seen_folder)
-        data.mkdir(mode=0o750, exist_ok=True)
+            if not broker.data_folder.is_relative_to(broker.seen_folder):
+                return  # the data lies elsewhere, and is the broker's own matter
+            data = self.path / broker.data_folder.relative_to(broker.seen_folder)
+            data.mkdir(mode=0o750, parents=True, exist_ok=True)
         if self._has_group:
             self._hand_on(data, 0o2770)  # the broker writes here
 

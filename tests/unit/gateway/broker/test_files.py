@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from firstline_core.errors import ConfigError
 from firstline_gateway.broker.config import ACCESS_LIST, REVOCATIONS, denied_devices, password_line
 from firstline_gateway.broker.files import BrokerFolder
 from firstline_gateway.identity.authorities import Authorities, open_authorities, parse_lists
@@ -19,9 +20,11 @@ NOW_S = 1_800_000_000.0
 NO_CREDENTIALS = KnownCredentials()
 
 
-def refreshed(path: Path, credentials: KnownCredentials = NO_CREDENTIALS) -> dict[str, int]:
+def refreshed(
+    path: Path, credentials: KnownCredentials = NO_CREDENTIALS, *, data_directory: str = ""
+) -> dict[str, int]:
     authorities: Authorities = open_authorities(path.parent / "identity", NOW_S)
-    settings = Settings(broker=Broker(directory=str(path), hosts=("127.0.0.1",)))
+    settings = Settings(broker=Broker(directory=str(path), hosts=("127.0.0.1",), data_directory=data_directory))
     BrokerFolder(settings).refresh(authorities, credentials, NOW_S)
     return {one.name: stat.S_IMODE(one.stat().st_mode) for one in path.iterdir()}
 
@@ -53,6 +56,20 @@ def test_files_in_a_private_folder_stay_private(tmp_path: Path) -> None:
         os.umask(before)
     assert modes["data"] == 0o750
     assert modes["broker.key"] == modes["passwords"] == modes["gateway_password"] == 0o600
+
+
+def test_a_file_in_place_of_the_data_folder_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "broker"
+    path.mkdir()
+    (path / "data").touch()
+    with pytest.raises(ConfigError, match=f"broker.directory {path}"):
+        refreshed(path)
+
+
+def test_folders_above_the_data_folder_are_made(tmp_path: Path) -> None:
+    path = tmp_path / "broker"
+    refreshed(path, data_directory=f"{path}/mosquitto/data")
+    assert (path / "mosquitto" / "data").is_dir()
 
 
 @pytest.mark.parametrize("damage", [b"", b"\xff\xfe" * 100])
