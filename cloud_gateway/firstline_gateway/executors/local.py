@@ -64,7 +64,7 @@ class LocalExecutor:
         return ""
 
     def report(self) -> ExecutionReport:
-        return ExecutionReport(overhead=self._overhead)
+        return ExecutionReport(overhead=dict(self._overhead))  # threads add models to it
 
     def run(self, key: ModelKey, inputs: Inputs, deadlines_s: Deadlines) -> Future[list[Outcome]]:
         running = self._threads.submit(self._run_in_thread, key, inputs, deadlines_s)

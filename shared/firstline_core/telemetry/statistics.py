@@ -55,7 +55,7 @@ class OverheadTimes:
         """Adds measurements of another instance."""
         self.input_s += other.input_s
         self.output_s += other.output_s
-        for rows, (input_s, output_s) in other.batches_s.items():
+        for rows, (input_s, output_s) in tuple(other.batches_s.items()):  # a thread may count a batch meanwhile
             self._add_batches(rows, input_s, output_s)
 
     def _add_batches(self, rows: int, input_s: float, output_s: float) -> None:

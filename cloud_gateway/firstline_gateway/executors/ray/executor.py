@@ -80,7 +80,7 @@ class RayExecutor:
 
     @property
     def slots(self) -> int:
-        return self.in_flight * max(1, sum(self._replicas.values()))
+        return self.in_flight * max(1, sum(self._replicas.get(each.name, 0) for each in self.models.values()))
 
     async def start(self) -> None:
         """Begins to follow the cluster; returns once it was answered, or takes its time."""

@@ -66,6 +66,17 @@ async def test_closing_waits_for_its_timeout_and_reports_running_batches() -> No
     assert model.closed
 
 
+async def test_a_report_stays_as_it_is_while_batches_run() -> None:
+    other = ModelKey("other", 1)
+    executor = LocalExecutor({M: Meeting(1), other: Meeting(1)}, sessions=1, max_batch_rows=4)
+    inputs = [{"x": np.ones((1, 1), np.float32)}]
+    executor.run_on_loop(M, inputs, [None])
+    report = executor.report()
+    executor.run_on_loop(other, inputs, [None])
+    assert report.overhead.keys() == {M}
+    assert await executor.close(10)
+
+
 async def test_a_real_bundle_answers_each_request_with_its_own_rows(tmp_path: Path) -> None:
     repository = ModelsFolder(DIGITS).load(RuntimeOptions())
     executor = LocalExecutor({served.key: served.loaded for served in repository}, sessions=2, max_batch_rows=3)

@@ -238,6 +238,16 @@ async def test_a_deployment_that_does_not_say_its_settings_delays_no_other(site:
     assert site.cluster.deploys == (2 if isinstance(error, errors.InferenceError) else 1)
 
 
+async def test_replicas_of_a_replaced_model_take_no_batches(site: Site) -> None:
+    await site.up()
+    await site.executor.drop(M)
+    assert site.executor.slots == 2
+    await site.until(site.executor.put(replace(SERVED, digest="f" * 64, path=WHERE)))
+    await site.clock.advance(5.0)
+    replicas = Settings().ray.replicas_min
+    assert site.executor.slots == 2 * replicas
+
+
 async def test_the_last_state_of_a_silent_cluster_holds_for_a_while(site: Site) -> None:
     await site.up()
     site.cluster.there = False
