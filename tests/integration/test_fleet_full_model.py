@@ -28,7 +28,7 @@ from support.waiting import until
 from firstline_core.bundle.manifest import encode_manifest
 from firstline_core.bundle.store import Bundle, open_bundle
 from firstline_core.clock import SimulatedClock, SystemClock
-from firstline_core.errors import ConflictError
+from firstline_core.errors import ConflictError, NotReadyError
 from firstline_core.fleet.twin import Desired, DesiredModel
 from firstline_core.storage.artefact import Artefact
 from firstline_core.types import Array, ModelKey, Reason, Status, Tier
@@ -259,6 +259,23 @@ async def test_fetched_models_are_served_after_a_restart(site: RegistrySite, tmp
         shutil.copytree(tmp_path / "old", tmp_path / "models" / "digits")
         await again.gateway.plane.load("digits")
         assert set(again.gateway.repository.models) == {OLD, NEW}
+
+
+async def test_model_without_room_stays_fetched(
+    site: RegistrySite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keeper = keeper_of(site)
+
+    async def refuse(_: ServedModel) -> None:
+        raise NotReadyError("There is no room for it.")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(keeper.orders, "add", refuse)
+        with pytest.raises(NotReadyError, match="no room"):
+            await keeper.prepare(definition(tmp_path / "new"))
+    assert keeper.fetched.has(NEW)
+    await keeper.prepare(definition(tmp_path / "new"))
+    assert set(site.gateway.repository.models) == {NEW}
 
 
 async def test_replica_without_the_model_answers_503_until_it_is_fetched(site: RegistrySite, tmp_path: Path) -> None:

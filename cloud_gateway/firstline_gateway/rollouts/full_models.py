@@ -190,6 +190,8 @@ class FullModels:
         try:
             served = await asyncio.to_thread(self.read, path)
             await self.orders.add(served)
+        except NotReadyError:  # the models in memory leave no room for it now: its files stay for the next attempt
+            raise
         except FirstlineError:
             await asyncio.to_thread(self.fetched.remove, key)
             raise
