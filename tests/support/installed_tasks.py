@@ -45,6 +45,14 @@ class Failing(Triage, frozen=True, tag="failing"):
         return fail(outputs) or super().occurrences(outputs)
 
 
+class Certain(Triage, frozen=True, tag="certain"):
+    """Its score is infinite for a certain answer."""
+
+    def score(self, kind, outputs, evidence, *, temperature=1.0):
+        with np.errstate(divide="ignore"):
+            return -np.log(1 - outputs["probabilities"].max(axis=1))
+
+
 class Flat(Triage, frozen=True, tag="flat"):
     """Its features lack the axis of the rows."""
 

@@ -24,6 +24,7 @@ from firstline_core.runtime.onnx import OnnxRuntime
 from firstline_core.runtime.select import RuntimeOptions, load_runtime
 from firstline_core.tasks.base import ModelOutputs, Postprocess, Prediction, Scores, Task
 from firstline_core.tasks.classification import Classification, temper
+from firstline_core.tasks.installed import BUILT_IN
 from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.wording import counted
 from firstline_core.types import DATATYPES, PROBABILITIES, Arrays, row_count
@@ -48,7 +49,13 @@ def scorer(task: Task, declared: Score) -> Scorer:
         return lambda outputs, evidence: 1 - learned.losses(task.features(outputs, evidence))
     if declared.kind == "graph":
         raise ValueError("a score graph is loaded from its bundle")
-    return partial(task.score, declared.kind, temperature=declared.temperature)
+    own = partial(task.score, declared.kind, temperature=declared.temperature)
+    return own if task.kind in BUILT_IN else lambda outputs, evidence: _finite(own(outputs, evidence))
+
+
+def _finite(scores: Scores) -> Scores:
+    """Returns scores without infinity, such as the log-odds of a probability of 1: JSON cannot represent it."""
+    return np.clip(scores, -_HIGHEST, _HIGHEST)
 
 
 def load_model(bundle: Bundle, model: Model, options: RuntimeOptions) -> LoadedModel:
@@ -285,8 +292,7 @@ def _graph_scorer(graph: OnnxRuntime, file: Path, bundle: Bundle) -> Scorer:
             raise InferenceError(
                 f"Score graph {file.name} gave {found.size} scores for {counted(row_count(outputs), 'row')}."
             )
-        # JSON cannot represent infinity, the log-odds of a probability of 1, as score or threshold.
-        return np.clip(found.reshape(-1).astype(np.float32, copy=False), -_HIGHEST, _HIGHEST)
+        return _finite(found.reshape(-1).astype(np.float32, copy=False))
 
     classes = len(bundle.manifest.labels)
     try:

@@ -338,15 +338,13 @@ def request_publication(
     Raises:
         InvalidTensorError: an input that V2 cannot represent.
     """
-    if request.deadline_s is not None:
-        request = replace(request, deadline_s=min(request.deadline_s, now_s + EXPIRY_MAX_S))
     encoded = oip.encode_request(request, binary=True, now_s=now_s)
     properties = _properties(encoded, request.trace)
     expiry_s = None
     if request.version:
         properties[MODEL_VERSION] = request.version
     if request.deadline_s is not None:
-        left_s = max(0.0, request.deadline_s - now_s)
+        left_s = min(max(0.0, request.deadline_s - now_s), EXPIRY_MAX_S)
         properties[DEADLINE_MS] = str(math.ceil(left_s * 1000))
         expiry_s = max(1, math.ceil(left_s))
     return Publication(

@@ -48,10 +48,11 @@ def cdf(errors: ArrayLike, trials: ArrayLike, rate: ArrayLike) -> Floats:
 def rows_needed(errors: int, rate: float, level: float) -> int:
     """Returns the fewest trials with `errors` errors whose Clopper-Pearson bound at `level` is at most `rate`.
 
-    Without errors that is ln(1/level) / ln(1/(1 - rate)): 299 for 1 % at 95 %.
+    Without errors that is ln(1/level) / ln(1/(1 - rate)): 299 for 1 % at 95 %. At most 2**62 - 1.
     """
-    trials = range(errors, errors + 2**40)
-    return trials[bisect_left(trials, True, key=lambda count: bool(cdf(errors, count, rate) <= level))]
+    trials = range(errors, 2**62)
+    found = bisect_left(trials, True, key=lambda count: bool(cdf(errors, count, rate) <= level))
+    return trials[min(found, len(trials) - 1)]
 
 
 def _lower_tail(k: Floats, n: Floats, rate: Floats) -> Floats:

@@ -294,7 +294,8 @@ def at_ranks(test: RiskTests, fewest_rows: int) -> Hypotheses:
     descending = test.descending
     if not len(descending):
         return Hypotheses([np.zeros(0, np.intp)], np.zeros(0), np.zeros(0, np.bool_), [])
-    ends = np.append(np.flatnonzero(np.diff(descending)) + 1, len(descending))
+    # Compared, not subtracted: infinite scores tie too.
+    ends = np.append(np.flatnonzero(descending[1:] < descending[:-1]) + 1, len(descending))
     cells = cells_of(descending)
     surest = int(np.searchsorted(-cells, -cells[0], side="right"))
     starts = {rank: min(max(rank, surest), len(descending)) for rank in ranks(test.n, fewest_rows)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -71,7 +72,8 @@ def certify_stream(
     score_array, net_array = score_array[order], net_array[order]
     candidates = np.sort(grid_scores[~np.isnan(grid_scores)])[::-1]
     # Accepted answers without a net loss have the transformed loss 1/2.
-    needed = max(bounds.rows_needed(0.5, (1 + epsilon) / 2, delta) - len(score_array), 1)
+    tested = max((1 + epsilon) / 2, math.nextafter(0.5, 1))  # above the loss, however small epsilon is
+    needed = max(bounds.rows_needed(0.5, tested, delta) - len(score_array), 1)
     if not len(candidates) or not len(score_array):
         return certification.uncertified(len(score_array), needed)
     if grid is not None:
@@ -85,7 +87,7 @@ def certify_stream(
     def p_values(first: int, last: int) -> NDArray[np.float64]:
         found = np.ones(last - first)
         for at in range(first, last):
-            found[at - first] = bounds.betting(losses(at), (1 + epsilon) / 2)
+            found[at - first] = bounds.betting(losses(at), tested)
             if found[at - first] > delta:
                 break
         return found

@@ -27,6 +27,11 @@ def test_rows_needed_by_hand() -> None:
     assert rows_needed(0, 0.05, 0.05) == 59
 
 
+def test_a_rate_that_no_rows_prove_has_a_number() -> None:
+    assert rows_needed(0, 1e-13, 0.05) == pytest.approx(2.9957e13, rel=1e-3)
+    assert rows_needed(0, 1e-30, 0.05) == 2**62 - 1
+
+
 @given(st.integers(0, 60), st.floats(0.002, 0.6), st.floats(1e-4, 0.9))
 def test_rows_needed_are_the_fewest_that_suffice(errors: int, rate: float, level: float) -> None:
     rows = rows_needed(errors, rate, level)

@@ -34,6 +34,12 @@ def test_equal_scores_are_certified_together() -> None:
     assert not certify(scores, [1] * 20 + [0] * 180 + [1] * 200, 0.05, 0.05).certified
 
 
+def test_equal_scores_that_are_infinite_are_certified_together() -> None:
+    scores = np.r_[np.linspace(1, 0.1, 600), np.full(300, -np.inf)]
+    losses = np.r_[np.zeros(600), np.arange(300) % 2]
+    assert certify(scores, losses, 0.05, 0.05).kept == 600 / 900
+
+
 def test_errors_in_the_first_tie_do_not_stop_testing() -> None:
     scores = np.r_[np.ones(100), np.linspace(0, 0.9, 1900)]
     losses = np.r_[np.ones(6), np.zeros(1994)]

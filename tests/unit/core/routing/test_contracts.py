@@ -86,6 +86,11 @@ def test_groups_share_delta() -> None:
         certify_groups(scores, losses, ["cat"], 0.05, 0.1)
 
 
+def test_an_epsilon_below_rounding_certifies_no_stream() -> None:
+    found = certify_stream(np.arange(10.0), np.zeros(10), 1e-17, 0.05)
+    assert not found.certified and found.n_needed > 1e12
+
+
 def test_every_score_is_a_threshold_of_the_stream() -> None:
     """Reference: one by one from where nothing is kept, until the first that is not shown."""
     random = np.random.default_rng(5)

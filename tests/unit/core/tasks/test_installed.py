@@ -9,7 +9,8 @@ from support.either_tier import either_tier
 from support.installed_tasks import install
 from support.sample_bundles import NUMBERS, number_bundle
 
-from firstline_core.bundle.manifest import MANIFEST_NAME, encode_manifest, parse_manifest
+from firstline_core.bundle.loading import scorer
+from firstline_core.bundle.manifest import MANIFEST_NAME, Score, encode_manifest, parse_manifest
 from firstline_core.bundle.store import Bundle, open_bundle
 from firstline_core.errors import ConfigError, InferenceError, IntegrityError, TaskError
 from firstline_core.tasks.classification import Classification
@@ -153,6 +154,12 @@ def test_a_function_that_fails_names_its_package(tmp_path: Path, monkeypatch: py
             call()
     with pytest.raises(ConfigError, match="There is no event 'missed none at all'"):
         task.events_of(["missed none at all"], outputs, outputs)  # an error of Firstline stays as it is
+
+
+def test_an_infinite_score_becomes_finite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(tmp_path, monkeypatch, "certain = triage_task:Certain")
+    score = scorer(read_task(FIELDS | {"kind": "certain"}), Score("margin"))
+    assert score({"probabilities": np.float32([[1, 0, 0]])}, {}).tolist() == [np.finfo(np.float32).max]
 
 
 def _served(folder: Path, kind: str) -> None:
