@@ -430,7 +430,7 @@ class CertificateStates:
         return tightened(scores, losses, propensities, monitored.bounds[event], monitored.threshold)
 
     def _encoded(self) -> bytes:
-        for monitored in self._monitored.values():
+        for monitored in self:
             if monitored.scores is not None:
                 monitored.record.scores = tuple(monitored.scores.counts)
-        return records.encode(self._records)
+        return records.encode(self._records, {monitored.key for monitored in self})

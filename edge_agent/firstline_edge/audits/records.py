@@ -7,7 +7,7 @@ the earlier record no longer applies.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -22,7 +22,7 @@ from firstline_core.storage.structs import read_struct
 from firstline_edge.state import StateFile
 
 _UNKNOWN = "Whether there was an alarm is not known, so answers are not certified until a newly certified bundle comes."
-_RECORDS_KEPT = 64  # records of absent bundles: the alarm applies again when the folder returns
+_ABSENT_KEPT = 64  # records of absent bundles: the alarm applies again when the folder returns
 
 
 class EventRecord(msgspec.Struct, forbid_unknown_fields=True):
@@ -147,10 +147,15 @@ def new_record(
     return record
 
 
-def encode(records: Mapping[str, CertificateRecord]) -> bytes:
-    """Returns the text of the file: the latest records, the newest last."""
-    latest = dict(list(records.items())[-_RECORDS_KEPT:])
-    return msgspec.json.encode(_Document(1, latest))
+def encode(records: Mapping[str, CertificateRecord], present: Collection[str]) -> bytes:
+    """Returns the text of the file: the records of present bundles and the latest others, the newest last.
+
+    Args:
+        records: by key, the newest last.
+        present: keys of the records whose bundles are loaded.
+    """
+    dropped = {*[key for key in records if key not in present][:-_ABSENT_KEPT]}
+    return msgspec.json.encode(_Document(1, {key: one for key, one in records.items() if key not in dropped}))
 
 
 class RecordFile(StateFile):

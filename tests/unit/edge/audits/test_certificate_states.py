@@ -517,8 +517,22 @@ async def test_an_alarm_stays_with_the_certificate_whichever_version_carries_it(
 
 def test_only_the_latest_records_are_kept() -> None:
     many = {f"{number}": records.CertificateRecord(model="m", version="1", events=TESTED) for number in range(100)}
-    kept = msgspec.json.decode(records.encode(many).splitlines()[0])["records"]
+    kept = msgspec.json.decode(records.encode(many, ()).splitlines()[0])["records"]
     assert list(kept) == [f"{number}" for number in range(36, 100)]
+
+
+async def test_an_alarm_of_a_loaded_bundle_outlives_many_others(make_scene: MakeScene) -> None:
+    scene = make_scene()
+    assert feed(scene, *[(SURE, 0)] * 20)
+    edge, certificate = scene.held.edge, scene.monitored.certificate
+    assert edge is not None
+    for number in range(70):
+        other = msgspec.structs.replace(certificate, edge_digest=f"{number:064x}")
+        model = replace(scene.held, edge=replace(edge, certificate=other))
+        scene.certificates.watch(model)
+        scene.certificates.unwatch(model)
+    again = await restarted(scene, make_scene)
+    assert again.monitored.record.state.name == "broken_on_device"
 
 
 def test_another_promise_makes_another_key(make_scene: MakeScene) -> None:
@@ -532,7 +546,7 @@ def test_another_promise_makes_another_key(make_scene: MakeScene) -> None:
 def test_damage_to_the_records_is_found_wherever_it_is(tmp_path: Path) -> None:
     path = tmp_path / "audits" / "certificates.json"
     kept = {"k": records.CertificateRecord(model="m", version="1", events=TESTED, drawn=13, agreed=13)}
-    records.RecordFile(path).write(records.encode(kept))
+    records.RecordFile(path).write(records.encode(kept, ()))
     whole = path.read_bytes()
     for bit in range(0, 8 * (len(whole) - 1), 3):
         damaged = bytearray(whole)
