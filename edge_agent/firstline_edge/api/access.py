@@ -41,9 +41,10 @@ def parse_tokens(file: str, setting: str) -> dict[str, str]:
         if not text or text.startswith("#"):
             continue
         name, _, token = (part.strip() for part in text.partition(":"))
-        if not name or len(token) < 16:
+        if not name or len(token) < 16 or not token.isascii():  # no header carries other letters
             raise ConfigError(
-                f"{setting}: {file}:{number} is not NAME:TOKEN; write it so, with a token of 16 characters or more."
+                f"{setting}: {file}:{number} is not NAME:TOKEN; write it so, with a token of 16 ASCII characters or "
+                "more."
             )
         if name in found:
             raise ConfigError(f"{setting}: {file}:{number} gives '{name}' a second token; give each its own name.")

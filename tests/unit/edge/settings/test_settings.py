@@ -103,7 +103,7 @@ class TestSecrets:
             with pytest.raises(UnauthorizedError):
                 tokens.bearer(wrong)
 
-    @pytest.mark.parametrize("text", ["", "# nothing", "camera:short", ":0123456789abcdef"])
+    @pytest.mark.parametrize("text", ["", "# nothing", "camera:short", ":0123456789abcdef", "camera:0123456789abcdéf"])
     def test_a_file_without_tokens_is_refused(self, tmp_path: Path, text: str) -> None:
         file = tmp_path / "tokens"
         file.write_text(text)
