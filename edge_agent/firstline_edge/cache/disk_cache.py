@@ -46,7 +46,8 @@ _READ_TIMEOUT_S, _WRITE_TIMEOUT_S = 0.01, 1.0
 # Number of results that share a commit, and seconds after which the next result starts a commit with those that wait.
 # A commit of one result writes seven pages, so shared commits spare flash memory.
 _GROUP_PUTS, _GROUP_S = 64, 60.0
-_WAITING_LIMIT = 1024  # while the disk is slow
+_GROUP_BYTES = 4 << 20  # of results before they are encoded; large ones do not wait for others
+_WAITING_LIMIT, _WAITING_BYTES = 1024, 16 << 20  # while the disk is slow
 _STALE_LIMIT = 16_384
 _EVERY_KEY = b""  # among stale keys, it means all keys; no result has it
 _RETRY_S = 60.0
@@ -62,6 +63,10 @@ _BITS_PER_KEY = 16
 
 class Encodable(Protocol):
     """A value that becomes bytes when the disk needs them; it must not change."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory that the value takes until then."""
 
     def encode(self) -> bytes: ...
 
@@ -100,6 +105,7 @@ class DiskCache:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="cache-writer")
         # What is to change on the disk, the latest first. None removes the entry of a key.
         self._waiting: Changes = {}  # oldest first
+        self._waiting_bytes = 0
         self._stale: Changes = {}  # the disk may hold older values of these keys: newer ones were never written
         self._group: Changes = {}  # that is being written
         self._writing: Future[None] | None = None
@@ -138,13 +144,14 @@ class DiskCache:
             return
         if not self._waiting:
             self._due_s = min(self._due_s, self._clock.monotonic_s() + _GROUP_S)
-        self._waiting.pop(key, None)  # it is among the newest now
+        self._drop_waiting(key)  # it is among the newest now
         self._waiting[key] = (value, time.time() + self._ttl_s)
+        self._waiting_bytes += _size_of(value)
         self._begin_if_due()
-        if len(self._waiting) > _WAITING_LIMIT:
+        while len(self._waiting) > _WAITING_LIMIT or self._waiting_bytes > _WAITING_BYTES:
             oldest = next(iter(self._waiting))
             self._mark_stale([oldest])
-            del self._waiting[oldest]
+            self._drop_waiting(oldest)
 
     def expire(self) -> None:
         """Writes what waits and removes expired entries, both in the background."""
@@ -167,12 +174,18 @@ class DiskCache:
         self._shut()
         self._thread.shutdown()
 
+    def _drop_waiting(self, key: bytes) -> None:
+        entry = self._waiting.pop(key, None)
+        if entry is not None:
+            self._waiting_bytes -= _size_of(entry[0])
+
     def _begin_if_due(self) -> None:
         """Starts to write what waits if it is complete or has waited long enough, unless a group is being written."""
-        due = len(self._waiting) >= self._group_limit or self._clock.monotonic_s() >= self._due_s
+        complete = len(self._waiting) >= self._group_limit or self._waiting_bytes >= _GROUP_BYTES
+        due = complete or self._clock.monotonic_s() >= self._due_s
         if due and self._cache is not None and self._writing is None:
             self._group = self._stale | self._waiting
-            self._stale, self._waiting, self._due_s = {}, {}, math.inf
+            self._stale, self._waiting, self._waiting_bytes, self._due_s = {}, {}, 0, math.inf
             self._writing = self._thread.submit(self._write, self._cache, self._group)
 
     def _write(self, cache: diskcache.Cache, group: Changes) -> None:
@@ -326,6 +339,7 @@ class DiskCache:
         self._writing = self._stored = None
         for changes in (self._waiting, self._stale, self._group):
             changes.clear()
+        self._waiting_bytes = 0
 
 
 class KeyFilter:
@@ -365,6 +379,10 @@ class KeyFilter:
 
 def _bytes_of(value: Value) -> bytes:
     return value if isinstance(value, bytes) else value.encode()
+
+
+def _size_of(value: Value) -> int:
+    return len(value) if isinstance(value, bytes) else value.size_bytes
 
 
 def _opened(directory: Path, limit_bytes: int) -> diskcache.Cache:

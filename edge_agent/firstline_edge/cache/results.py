@@ -15,7 +15,6 @@ from msgspec import Struct
 from firstline_core.clock import Clock
 from firstline_core.errors import CapacityError
 from firstline_core.telemetry.metrics import RequestMetrics
-from firstline_core.types import payload_bytes
 from firstline_edge.cache.disk_cache import DiskCache
 from firstline_edge.requests.context import ModelOutput
 from firstline_edge.settings.settings import CacheSection, EncryptionSection
@@ -114,7 +113,7 @@ class ResultCache:
             self._disk.close()
 
     def _remember(self, key: bytes, output: ModelOutput, left_s: float, *, private: bool) -> None:
-        size_bytes = payload_bytes(output.outputs.values()) + _OVERHEAD_BYTES
+        size_bytes = output.size_bytes + _OVERHEAD_BYTES
         self._forget(key)
         if size_bytes > self._limit_bytes:
             return
