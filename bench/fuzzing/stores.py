@@ -226,7 +226,7 @@ def _look_at_cache(folder: Path) -> None:
 @contextmanager
 def _filled_state(folder: Path) -> Iterator[None]:
     store(folder / "spending.json", StoredSpending(around_bytes=1234.5), "spending")
-    write_whole(folder / "certificates.json", with_checksum(encode({})))
+    write_whole(folder / "certificates.json", with_checksum(encode({}, ())))
     yield
 
 
