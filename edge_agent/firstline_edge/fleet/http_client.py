@@ -140,7 +140,7 @@ class FleetHttp:
                 yield response
         except httpx.TimeoutException as error:
             raise RemoteTimeoutError(f"{url} went silent.") from error
-        except HTTP_FAILURES as error:
+        except (*HTTP_FAILURES, RuntimeError) as error:  # RuntimeError: no thread in which to look the name up
             raise LinkDownError(f"{url}: {str(error).rstrip('.') or type(error).__name__}.") from error
 
     async def close(self) -> None:

@@ -139,7 +139,10 @@ class FleetMember:
             desired = await self.transport.desired(self._revision)
             if desired != self.desired:
                 log.info("desired state received", revision=desired.revision, models=len(desired.models))
-                await asyncio.to_thread(store, self._path, desired, "desired state")
+                try:
+                    await asyncio.to_thread(store, self._path, desired, "desired state")
+                except REFUSED as error:  # no thread, no memory; after a restart the gateway sends it again
+                    log.warning("desired state not stored", error=str(error))
                 self.desired = desired
                 self._apply(desired)
             self.state.changes.set()

@@ -96,14 +96,14 @@ class HttpTransport:
             try:
                 headers = {"If-None-Match": self._etag} if self._etag else {}
                 status, response_headers, body = await self.http.exchange("GET", rest.TWIN_PATH, headers=headers)
-                self._failures = 0
-                if status == HTTPStatus.NOT_MODIFIED:
-                    continue
-                desired = read_document(body, Desired, _DESIRED)
+                desired = None if status == HTTPStatus.NOT_MODIFIED else read_document(body, Desired, _DESIRED)
             except FirstlineError as error:
                 if not self._failures:
                     log.warning("desired state not fetched", error=error.message)
                 self._failures += 1
+                continue
+            self._failures = 0
+            if desired is None:
                 continue
             self._etag = response_headers.get("etag", "")
             if self.instead_of is None or desired.revision >= revision:

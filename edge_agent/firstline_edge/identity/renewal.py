@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections.abc import Awaitable, Callable
 
 from firstline_core.clock import Clock
 from firstline_core.errors import FirstlineError
 from firstline_core.protocol.backoff import full_jitter_s
+from firstline_core.runtime.threads import REFUSED
 from firstline_core.telemetry.logs import logger
 from firstline_edge.identity.credentials import Credentials
 
@@ -50,14 +52,13 @@ class CredentialRenewal:
         try:
             await self._renew_when_due()
         finally:
-            await asyncio.to_thread(self.credentials.floor.save)
+            await self._save_floor()
 
     async def _renew_when_due(self) -> None:
         failures = 0
         while True:
-            floor = self.credentials.floor
-            await asyncio.to_thread(floor.save)
-            if (left_s := self._due_s - floor.now_s()) > 0:
+            await self._save_floor()
+            if (left_s := self._due_s - self.credentials.floor.now_s()) > 0:
                 await self._clock.sleep(min(left_s, _LONGEST_WAIT_S))
                 continue
             try:
@@ -72,6 +73,10 @@ class CredentialRenewal:
             except Exception:  # the outermost loop of a task without which the device's access ends some day
                 log.exception("certificate not renewed")
                 await self._clock.sleep(_BACKOFF_MAX_S)
+
+    async def _save_floor(self) -> None:
+        with contextlib.suppress(*REFUSED):  # without a free thread it is saved later
+            await asyncio.to_thread(self.credentials.floor.save)
 
     async def renew(self) -> None:
         """Gets a certificate for a new key, stores it, and makes every link use it.

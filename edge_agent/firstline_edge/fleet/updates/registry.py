@@ -19,7 +19,7 @@ from firstline_core.errors import CapacityError, FirstlineError, LinkDownError, 
 from firstline_core.fleet.registry import BLOBS_PATH, METADATA_PATH
 from firstline_core.runtime.threads import in_daemon_thread
 from firstline_core.storage.artefact import SignedFile
-from firstline_core.storage.files import unreadable
+from firstline_core.storage.files import system_reason, unreadable
 from firstline_core.telemetry.logs import logger
 from firstline_edge.fleet.http_client import FleetHttp
 from firstline_edge.fleet.updates.metadata_verifier import Failure, Fetch, Listed, More, Part, Request, receive, send
@@ -122,7 +122,7 @@ def verified_files(
 
     Raises:
         FirstlineError: as `Trust.refresh`, and other errors of the source.
-        CapacityError: the process was killed, or did not answer in time.
+        CapacityError: the process could not be started, was killed, or did not answer in time.
     """
     with _started(command) as process:
         message = _answer(process, Request(str(folder), anchor, now_s), limit_s)
@@ -179,13 +179,16 @@ def _exit_of(process: subprocess.Popen[bytes]) -> str:
 def _started(command: tuple[str, ...]) -> Iterator[subprocess.Popen[bytes]]:
     """Starts the process, which ends with the block; it gets no settings or secrets of this one."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(_OWN_VARIABLES)}
-    process = subprocess.Popen(  # noqa: S603 (this Python)
-        command,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        env=environment | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-    )
+    try:
+        process = subprocess.Popen(  # noqa: S603 (this Python)
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=environment | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        )
+    except OSError as error:  # too many processes, or too little memory
+        raise CapacityError(f"The registry's metadata is not verified yet: {system_reason(error)}.") from error
     try:
         yield process
     finally:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from support.boards import board
 from support.edge import SURE, UNSURE, Scene, request
+from support.threads import NoThreads
 from support.waiting import until
 
 from firstline_core.clock import SimulatedClock
@@ -269,22 +270,32 @@ class FakeWork:
         await asyncio.Event().wait()
 
 
+def member_of(
+    folder: Path,
+    clock: SimulatedClock,
+    transport: FakeTransport,
+    updater: FakeWork,
+    reported: Callable[..., Reported],
+) -> FleetMember:
+    state = SimpleNamespace(
+        own=EdgeSettings(fleet=FleetSection(telemetry_s=60)),
+        folder=folder,
+        limiter=EscalationLimiter(folder / "brake", clock),
+        changes=asyncio.Event(),
+        reporting=asyncio.Event(),
+    )
+    report = SimpleNamespace(reported=reported, telemetry=lambda: Telemetry("-", 0))
+    parts: list[Any] = [state, updater, FakeWork(), FakeWork()]
+    return FleetMember(*parts, report=report, transport=transport, clock=clock, rng=random.Random(1))
+
+
 async def test_a_twin_applies_the_desired_state_and_reports_changes(tmp_path: Path) -> None:
     clock, transport, updater = SimulatedClock(), FakeTransport(), FakeWork()
     applied = updater.received
     so = Reported("-", 0, agent_version="1")
-    state = SimpleNamespace(
-        own=EdgeSettings(fleet=FleetSection(telemetry_s=60)),
-        folder=tmp_path,
-        limiter=EscalationLimiter(tmp_path / "brake", clock),
-        changes=asyncio.Event(),
-        reporting=asyncio.Event(),
-    )
-    report = SimpleNamespace(reported=lambda *_: so, telemetry=lambda: Telemetry("-", 0))
 
     def twin() -> FleetMember:
-        parts: list[Any] = [state, updater, FakeWork(), FakeWork()]
-        return FleetMember(*parts, report=report, transport=transport, clock=clock, rng=random.Random(1))
+        return member_of(tmp_path, clock, transport, updater, lambda *_: so)
 
     made = twin()
     transport.away = True
@@ -413,3 +424,33 @@ async def test_a_device_with_a_broker_polls_only_while_it_is_away() -> None:
     for _ in range(8):
         await clock.advance(20)
     assert desired.done() and desired.result().revision == 3  # failures of an earlier outage delay nothing
+
+
+async def test_a_login_page_is_polled_with_backoff(caplog: pytest.LogCaptureFixture) -> None:
+    clock, polled_s = SimulatedClock(), list[float]()
+
+    class Http:
+        async def exchange(self, *_: object, **__: object) -> tuple[int, dict[str, str], bytes]:
+            polled_s.append(clock.monotonic_s())
+            return 200, {}, b"<html>login</html>"
+
+    transport = HttpTransport(Http(), 60.0, clock, random.Random(1))  # type: ignore[arg-type]
+    desired = asyncio.create_task(transport.desired(0))
+    for _ in range(10 * 60):
+        await asyncio.sleep(0)
+        await clock.advance(60)
+    assert len(polled_s) < 100  # within ten hours
+    assert caplog.text.count("desired state not fetched") == 1
+    desired.cancel()
+
+
+async def test_a_member_survives_a_lack_of_threads(tmp_path: Path) -> None:
+    clock, transport, updater = SimulatedClock(), FakeTransport(), FakeWork()
+    member = member_of(tmp_path, clock, transport, updater, lambda *_: Reported("-", 0))
+    asyncio.get_running_loop().set_default_executor(NoThreads())
+    running = asyncio.create_task(member.run())
+    transport.documents.put_nowait(Desired(4, brake=Brake(0.0, "")))
+    await until(lambda: updater.received or running.done())
+    assert not running.done() and member.desired == Desired(4, brake=Brake(0.0, ""))
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)

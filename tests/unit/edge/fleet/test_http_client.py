@@ -9,8 +9,9 @@ from contextlib import asynccontextmanager
 import pytest
 from support.profiles import profile
 from support.streams import serving_streams
+from support.threads import NoThreads
 
-from firstline_core.errors import NotFoundError, ProtocolError
+from firstline_core.errors import LinkDownError, NotFoundError, ProtocolError
 from firstline_core.fleet.twin import LIMIT_BYTES
 from firstline_edge.fleet.http_client import FleetHttp, upload_profile
 from firstline_edge.fleet.updates.state_machine import TEMPORARY
@@ -68,3 +69,11 @@ async def test_an_error_of_the_gateway_is_permanent() -> None:
 async def test_a_document_that_has_not_changed_is_no_redirect() -> None:
     async with client_of(b"HTTP/1.1 304 Not Modified\r\n\r\n") as http:
         assert (await http.exchange("GET", "/fleet/v1/twin"))[0] == 304
+
+
+async def test_a_lack_of_threads_is_a_temporary_error() -> None:
+    http = FleetHttp(LinkSection(kind="http", url="http://localhost:9"), None)
+    asyncio.get_running_loop().set_default_executor(NoThreads())  # a name is looked up in a thread
+    with pytest.raises(LinkDownError, match="can't start new thread"):
+        await http.exchange("GET", "/fleet/v1/twin")
+    await http.close()

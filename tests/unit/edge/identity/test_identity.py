@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.waiting import until
 
 from firstline_core.clock import SimulatedClock
 from firstline_core.errors import CapacityError, ConfigError, LinkDownError, ProtocolError
@@ -462,6 +463,20 @@ async def test_a_failed_renewal_is_retried_with_backoff(renewing: Renewing) -> N
     task.cancel()
     assert renewing.renewal.problem == ""
     assert renewing.credentials.files.device.read_text() != before
+
+
+async def test_a_lack_of_threads_does_not_end_the_renewal(renewing: Renewing, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as lacking:
+        lacking.setattr(renewing.credentials.floor, "save", refuse)
+        task = asyncio.create_task(renewing.renewal.run())
+        await until(lambda: renewing.clock.sleepers or task.done())
+        assert not task.done()
+    await renewing.let_days_go_by(10)
+    task.cancel()
+    assert len(renewing.asked_s) == 1
 
 
 async def test_a_renewal_does_not_overwrite_a_new_identity(tmp_path: Path, renewing: Renewing) -> None:

@@ -132,6 +132,12 @@ def test_a_broken_verifier_ends_with_an_error(
     assert _children() <= before
 
 
+def test_a_verifier_that_cannot_start_is_a_temporary_error(tmp_path: Path) -> None:
+    command = (str(tmp_path / "none"),)
+    with pytest.raises(errors.CapacityError, match="no such file"):
+        verified_files(tmp_path, SignedRepository(), anchor=b"", now_s=0.0, command=command)
+
+
 def test_the_verifier_gets_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FIRSTLINE_EDGE_LINKS__TOKEN", "secret")
     environment = (
