@@ -88,7 +88,7 @@ async def download(
         file: the expected file.
         path: the file on disk; bytes that it has are not downloaded again.
         rate: limits the speed.
-        on_bytes: receives the number of bytes of each part.
+        on_bytes: receives the number of bytes of each part; a negative number if received bytes are discarded.
 
     Raises:
         FirstlineError: the connection broke, or too many bytes came; the received bytes stay, call again.
@@ -98,6 +98,7 @@ async def download(
         have_bytes = stream.tell()
         if have_bytes > file.size_bytes:
             stream.truncate(0)
+            on_bytes(-have_bytes)
             have_bytes = 0
         if have_bytes == file.size_bytes:
             return
@@ -105,6 +106,7 @@ async def download(
             have_bytes += len(part)
             if have_bytes > file.size_bytes:
                 stream.truncate(0)
+                on_bytes(len(part) - have_bytes)
                 raise ProtocolError(f"{file.path} goes on after its {file.size_bytes} bytes; is this the registry?")
             stream.write(part)
             stream.flush()
@@ -179,7 +181,7 @@ class SlotFiles:
             return 0
 
     def count(self, size_bytes: int) -> None:
-        """Adds received bytes."""
+        """Adds received bytes, or subtracts discarded ones."""
         self.received_bytes += size_bytes
 
     def begin(self) -> int:

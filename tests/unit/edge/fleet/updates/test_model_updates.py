@@ -351,6 +351,22 @@ async def test_only_arrived_bytes_count_as_received(device: Device, registry: Re
     step.cancel()
 
 
+async def test_a_file_without_an_end_is_retried_with_backoff(
+    device: Device, registry: Registry, wanted: DesiredModel, clock: HastyClock
+) -> None:
+    for sha256 in registry.blobs:
+        registry.blobs[sha256] += b"more"
+    began_s = clock.monotonic_s()
+    device.updater.receive([wanted])
+    step = asyncio.create_task(device.step())
+    while not device.updater.updates() or clock.monotonic_s() - began_s < 7200:
+        await asyncio.sleep(0)
+    (update,) = device.updater.updates()
+    assert update.state is S.DOWNLOADING and update.received_bytes < update.total_bytes
+    assert registry.sent_bytes < 100 * update.total_bytes
+    step.cancel()
+
+
 @pytest.mark.parametrize("begun", [False, True])
 async def test_a_full_disk_is_reported_although_it_cannot_be_stored(
     device: Device, wanted: DesiredModel, third: DesiredModel, monkeypatch: pytest.MonkeyPatch, begun: bool
