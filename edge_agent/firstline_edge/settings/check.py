@@ -16,13 +16,15 @@ if TYPE_CHECKING:
 
 _PORT = re.compile(r"https?://[^/@]*:(\d{1,9})(?:/.*)?")
 _LAST_PORT = 65535
+# Their types accept NaN, which compares with nothing; a bound refuses it.
+_WITHOUT_BOUNDS = ("policy.threshold", "policy.threshold_cross_entropy", "policy.min_threshold", "costs.heat_limit_c")
 
 
 def check(settings: EdgeSettings) -> None:
     """Checks the combinations of settings.
 
     Raises:
-        ConfigError: an address or origins open to all without tokens, a threshold that is not a number, a link without
+        ConfigError: an address or origins open to all without tokens, a value that is not a number, a link without
             an address, a certificate without TLS, or a policy by price without prices.
     """
     if not is_loopback(settings.api.host) and not settings.api.token_file:
@@ -40,10 +42,10 @@ def check(settings: EdgeSettings) -> None:
             f"api.bodies_limit_bytes is {settings.api.bodies_limit_bytes}, less than one body may take "
             f"(api.body_limit_bytes, {settings.api.body_limit_bytes}); raise one or lower the other."
         )
-    if math.isnan(settings.policy.min_threshold):
-        raise ConfigError(
-            "policy.min_threshold is not a number; set the lowest score that is accepted, or leave it out."
-        )
+    for name in _WITHOUT_BOUNDS:
+        section, key = name.split(".")
+        if math.isnan(getattr(getattr(settings, section), key)):
+            raise ConfigError(f"{name} is not a number; set one, or leave it out.")
     if settings.policy.kind == "value" and not _has_prices(settings):
         raise ConfigError(
             "policy.kind is value, but nothing has a price, so that everything would be escalated; set a [budget], "
