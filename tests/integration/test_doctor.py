@@ -20,6 +20,7 @@ from support.images import noise
 from support.mqtt_device import hearing
 from support.profiles import profile
 from support.silent_address import NAME, silent_ipv6
+from support.streams import serving_streams
 from support.tls_site import tls_site
 from support.waiting import until
 
@@ -166,6 +167,20 @@ async def test_an_unknown_authority_of_the_gateway_is_named_once(tmp_path: Path)
     assert finding.detail.startswith(f"The certificate of {site.url} is not trusted (")
     assert finding.detail.endswith("authorities.pem, in tls_ca_file of this link.")
     assert "_ssl.c" not in finding.detail
+
+
+async def test_an_absurd_date_of_a_gateway_is_ignored(tmp_path: Path) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(asyncio.IncompleteReadError):
+            while await reader.readuntil(b"\r\n\r\n"):
+                date = b"Fri, 31 Dec 2027 23:59:59 +9999999999999"
+                writer.write(b'HTTP/1.1 200 OK\r\nDate: %b\r\nContent-Length: 13\r\n\r\n{"live":true}' % date)
+        writer.close()
+
+    async with serving_streams(serve) as port:
+        link = {"kind": "http", "url": f"http://127.0.0.1:{port}"}
+        findings, offset_s = await link_findings(edge_settings(tmp_path / "state", links=[link]))
+    assert [finding.severity for finding in findings[:2]] == [Severity.OK] * 2 and offset_s is None
 
 
 async def test_a_silent_gateway_is_reported_once(tmp_path: Path) -> None:

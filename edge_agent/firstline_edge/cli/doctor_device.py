@@ -78,9 +78,9 @@ def identity_findings(identity: DeviceIdentity) -> Iterator[Finding]:
 def state_findings(settings: EdgeSettings) -> Iterator[Finding]:
     """Checks whether corrections can be stored here, and how long that takes: each one waits for an fsync."""
     path = settings.state_dir
-    # For a directory that does not exist yet, its first existing parent is checked.
-    folder = next(parent for parent in (path, *path.parents) if parent.exists())
     try:
+        # For a directory that does not exist yet, its first existing parent is checked.
+        folder = next(parent for parent in (path, *path.parents) if parent.exists())
         free_bytes = shutil.disk_usage(folder).free
         fsync_ms = _fsync_ms(folder)
     except OSError as error:
@@ -106,7 +106,7 @@ def outbox_findings(settings: EdgeSettings) -> Iterator[Finding]:
     """Checks whether a damaged outbox was set aside, and whether the running agent can use its outbox."""
     path = StatePaths(settings.state_dir).outbox_path
     aside = path.with_name(path.name + DAMAGED)
-    if aside.exists():
+    if os.path.exists(aside):  # noqa: PTH110 (`Path.exists` raises where this user may not look)
         detail = f"a damaged outbox was set aside as {aside}; corrections that it promised may be lost"
         yield warning("outbox", detail, "check the disk; delete that file once it is of no use")
     try:

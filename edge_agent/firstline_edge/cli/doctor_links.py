@@ -207,7 +207,7 @@ async def _access_findings(
     date = response.headers.get("date")
     try:
         offset_s = time.time() - parsedate_to_datetime(date).timestamp() if date else None
-    except ValueError:  # not a date
+    except (ValueError, OverflowError):  # not a date
         offset_s = None
     return findings, offset_s
 

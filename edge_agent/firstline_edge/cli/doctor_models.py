@@ -19,6 +19,7 @@ from firstline_core.bundle.store import Bundle, open_bundle, same_version
 from firstline_core.errors import ConfigError, FirstlineError, IntegrityError
 from firstline_core.routing.policy import Policy
 from firstline_core.runtime.select import RuntimeOptions, check_options
+from firstline_core.storage.files import system_reason
 from firstline_core.telemetry.wording import counted, rounded
 from firstline_core.types import ModelKey
 from firstline_edge.audits import records
@@ -149,8 +150,12 @@ def contract_findings(settings: EdgeSettings) -> Iterator[Finding]:
     try:
         stored = records.read(path)
         paths = current_bundles(settings)
-    except (IntegrityError, OSError) as error:
-        yield warning("audits", f"{error}", "certify the models again: nothing is certified until then")
+    except OSError as error:
+        detail = f"{error.filename} cannot be read: {system_reason(error)}"
+        yield warning("audits", detail, "run this as the user that the agent runs as")
+        return
+    except IntegrityError as error:
+        yield warning("audits", error.message, "certify the models again: nothing is certified until then")
         return
     for folder in paths:
         try:

@@ -369,6 +369,11 @@ class TestDoctor:
         (found,) = doctor_device.state_findings(load(config))
         assert (found.subject, found.severity) == ("state directory", Severity.ERROR) and advice in found.advice
 
+    def test_an_unusable_state_directory_is_reported(self, run: Run) -> None:
+        ended = run("doctor", "--set", f"agent.state_dir=/{'x' * 300}")
+        assert ended.code == 1
+        assert "state directory: /xxx" in ended.out and "cannot be written: File name too long" in ended.out
+
     def test_stored_bytes_reduce_the_needed_space(self, config: Path) -> None:
         outbox, settings = config.parent / "state" / "outbox", load(config)
         outbox.mkdir(parents=True, mode=0o700)
@@ -376,6 +381,13 @@ class TestDoctor:
         with (outbox / "outbox.db").open("wb") as file:
             file.truncate(100 << 20)
         assert "outbox and cache may grow by 476" in str(list(doctor_device.state_findings(settings)))
+
+    def test_unreadable_audits_are_reported(self, config: Path, findings: Findings) -> None:
+        path = config.parent / "state" / "audits" / "certificates.json"
+        path.mkdir(parents=True)
+        _, found = findings()
+        assert found["audits"]["detail"].startswith(f"{path} cannot be read: ")
+        assert "the user that the agent runs as" in found["audits"]["advice"]
 
     def test_a_damaged_outbox_is_reported(self, config: Path, findings: Findings) -> None:
         aside = config.parent / "state" / "outbox" / "outbox.db.damaged"

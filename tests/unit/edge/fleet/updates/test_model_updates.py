@@ -359,7 +359,7 @@ async def test_a_file_without_an_end_is_retried_with_backoff(
     began_s = clock.monotonic_s()
     device.updater.receive([wanted])
     step = asyncio.create_task(device.step())
-    while not device.updater.updates() or clock.monotonic_s() - began_s < 7200:
+    while not device.updater.updates() or clock.monotonic_s() - began_s < 7200:  # noqa: ASYNC110
         await asyncio.sleep(0)
     (update,) = device.updater.updates()
     assert update.state is S.DOWNLOADING and update.received_bytes < update.total_bytes
