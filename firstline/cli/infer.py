@@ -33,9 +33,11 @@ if TYPE_CHECKING:
     from PIL import Image
 
     from firstline.client.results import Detections, Segmentation, own_members, prediction_from
-    from firstline.workbench.infer import files_of, of_file, open_models, upright_image
+    from firstline.workbench.infer import files_of, of_file, open_models
     from firstline_core.bundle.manifest import MANIFEST_NAME
     from firstline_core.bundle.store import open_bundle
+    from firstline_core.processing.images import decode
+    from firstline_core.processing.steps import Decode
     from firstline_core.tasks.drawing import caption
     from firstline_core.types import Route
 
@@ -100,7 +102,7 @@ def infer_command(
                 body = _read(file)
                 answer, picture_on = infer(body)
                 if draw is not None:
-                    _save(picture_on(upright_image(body, str(file))), draw, drawn[name])
+                    _save(picture_on(decode(body, Decode(), str(file))), draw, drawn[name])
             except _STOPS:
                 raise
             except (RequestError, InferenceError) as error:

@@ -5,11 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from io import BytesIO
 from pathlib import Path
 from typing import Any
-
-from PIL import Image, ImageOps
 
 from firstline_core.bundle.loaded_model import LoadedModel, declared_inputs
 from firstline_core.bundle.loading import Scorer, load_edge, load_model, load_scorer
@@ -18,9 +15,7 @@ from firstline_core.bundle.store import Bundle
 from firstline_core.errors import ConfigError, InvalidTensorError
 from firstline_core.file_route import answer_json, image_of
 from firstline_core.ids import new_request_id
-from firstline_core.processing.images import checked_header
 from firstline_core.protocol.file_inference import request_from_file
-from firstline_core.protocol.limits import DEFAULT_DECODING_LIMITS
 from firstline_core.routing.policy import TierDecision, covered, threshold_in_use
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.storage.files import did_you_mean_file
@@ -161,17 +156,3 @@ def open_models(bundle: Bundle, options: RuntimeOptions = RuntimeOptions()) -> I
 def of_file(message: str) -> str:
     """Returns the error of a request as one about the file whose content it was."""
     return _OF_REQUEST.sub("it", message)
-
-
-def upright_image(encoded: bytes, where: str) -> Image.Image:
-    """Returns an encoded image upright, for drawings.
-
-    Raises:
-        InvalidTensorError, PayloadTooLargeError: it is not an image, or too large.
-    """
-    checked_header(encoded, DEFAULT_DECODING_LIMITS, where)
-    try:
-        opened: Image.Image = ImageOps.exif_transpose(Image.open(BytesIO(encoded)))
-        return opened.convert("RGB")
-    except (OSError, ValueError, SyntaxError) as error:
-        raise InvalidTensorError(f"{where} cannot be decoded as an image: {error}.") from error

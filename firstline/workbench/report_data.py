@@ -7,14 +7,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
 from firstline.workbench.evaluate import EdgeRun, Evaluation, Measured, Variant
-from firstline.workbench.infer import upright_image
 from firstline.workbench.selection import is_graded, is_lost
 from firstline_core.bundle.manifest import certificate_problem, valid_certificate
+from firstline_core.processing.images import decode
 from firstline_core.processing.steps import Decode
 from firstline_core.routing.bounds import clopper_pearson
 from firstline_core.routing.certificate import Certificate
@@ -285,14 +286,14 @@ def disagreements(measured: Measured, edge: EdgeRun, most: int) -> Iterator[Disa
         most: number of rows.
     """
     task, dataset, full = measured.manifest.task, measured.dataset, measured.full
-    takes_images = any(isinstance(step, Decode) for step in edge.answers.model.presteps)
-    if full is None or dataset.media is None or not takes_images:
+    step = next((step for step in edge.answers.model.presteps if isinstance(step, Decode)), None)
+    if full is None or dataset.media is None or step is None:
         return
     losses = task.loss(edge.answers.outputs, full.outputs)
     ordered = np.lexsort((-losses, ~edge.accepted))
     rows = ordered[losses[ordered] > 0][:most].tolist()
     some = replace(dataset, samples=tuple(dataset.samples[row] for row in rows))
     for row, sample, content in zip(rows, some.samples, some.contents(), strict=True):
-        image = upright_image(content, dataset.place_of(sample))
+        image = decode(content, msgspec.structs.replace(step, mode="RGB"), dataset.place_of(sample))
         drawn = (ImageOps.contain(task.draw(image, run.outputs, row), (_SIDE, _SIDE)) for run in (edge.answers, full))
         yield Disagreement(sample.file, bool(edge.accepted[row]), *drawn)

@@ -8,9 +8,10 @@ import numpy as np
 from PIL import Image
 
 from firstline.workbench.decodings import DecodingDecision, Trials
-from firstline.workbench.infer import upright_image
 from firstline.workbench.recognition.reading import Reading
 from firstline_core.errors import FirstlineError
+from firstline_core.processing.images import decode
+from firstline_core.processing.steps import Decode
 from firstline_core.storage.files import naming
 from firstline_core.tasks.drawing import COLOURS, write
 from firstline_core.types import Arrays, slice_rows
@@ -47,7 +48,7 @@ def write_contact_sheet(file: Path, trials: Trials, reading: Reading, decision: 
     encoded = trials.image(row)
     if encoded is None:
         return tuple(found)
-    original = upright_image(encoded, "the image")
+    original = decode(encoded, Decode(), "the image")
     picture = original.resize((_WIDTH, max(1, round(_WIDTH * original.height / original.width))))
     panels = []
     for number, (value, outputs) in enumerate(found.items(), 1):

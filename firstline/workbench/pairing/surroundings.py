@@ -12,7 +12,6 @@ import numpy as np
 from PIL import Image
 
 from firstline.workbench.data.dataset import Dataset
-from firstline.workbench.infer import upright_image
 from firstline.workbench.model_file import ModelFile
 from firstline.workbench.pairing.specification import PairSpec
 from firstline.workbench.recognition.answers import ends_in_sigmoid
@@ -21,7 +20,8 @@ from firstline.workbench.recognition.outputs import Output
 from firstline.workbench.recognition.reading import Surroundings, Truth
 from firstline.workbench.trial import most_tokens
 from firstline_core.errors import ConfigError, RequestError
-from firstline_core.processing.steps import Kind
+from firstline_core.processing.images import decode
+from firstline_core.processing.steps import Decode, Kind
 from firstline_core.types import Array, TensorSpec
 
 _TOKENIZER = "tokenizer.json"
@@ -77,7 +77,7 @@ def readable_image(content: bytes, where: str) -> Image.Image:
         ConfigError: it cannot be decoded.
     """
     try:
-        return upright_image(content, where)
+        return decode(content, Decode(), where)
     except RequestError as error:
         raise ConfigError(f"{error.message} Remove the file from the data, or replace it.") from error
 
@@ -180,7 +180,7 @@ def _tokenizer(model: Path, file: ModelFile) -> tuple[Path, int]:
     try:
         content = json.loads(found.read_bytes()) if found.stat().st_size <= _LIMIT_BYTES else {}
         return found, int((content.get("truncation") or {}).get("max_length", 0))
-    except (OSError, ValueError, AttributeError, TypeError, RecursionError) as error:
+    except (OSError, ValueError, AttributeError, TypeError, OverflowError, RecursionError) as error:
         raise ConfigError(f"{found} is not the file of a tokenizer: {error}.") from error
 
 
@@ -213,7 +213,7 @@ def _row(cell: Any) -> list[float] | None:
     """Returns the numbers of a label, one or a list; None for text."""
     try:
         found = np.atleast_1d(np.asarray(json.loads(cell) if isinstance(cell, str) else cell, np.float64))
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError, RecursionError):
         return None
     return found.tolist() if found.ndim == 1 and np.isfinite(found).all() else None
 

@@ -90,6 +90,15 @@ def test_answers_are_drawn_into_a_folder(tmp_path: Path) -> None:
         assert (drawn.size, drawn.getpixel((10, 60)) == (255, 255, 255)) == ((80, 80), False)
 
 
+def test_images_of_16_bits_are_drawn_as_the_model_sees_them(tmp_path: Path) -> None:
+    (tmp_path / "bundle").mkdir()
+    detector_bundle(tmp_path / "bundle")
+    Image.fromarray(np.linspace(0, 4000, 6400).reshape(80, 80).astype(np.uint16)).save(tmp_path / "grey.png")
+    _lines(tmp_path / "bundle", tmp_path / "grey.png", "--draw", tmp_path / "drawn")
+    with Image.open(tmp_path / "drawn" / "grey.png") as drawn:
+        assert drawn.getpixel((79, 40)) == (131, 131, 131)
+
+
 def test_a_mask_covers_the_image(tmp_path: Path) -> None:
     (tmp_path / "bundle").mkdir()
     write, _ = TASKS["segmentation"]
