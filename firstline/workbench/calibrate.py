@@ -22,6 +22,7 @@ from firstline_core.bundle.store import Bundle
 from firstline_core.errors import ConfigError
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.tasks.arrays import LABEL, UNLABELLED
+from firstline_core.tasks.base import Task
 from firstline_core.tasks.classification import Classification, Probabilities, temper
 
 Against = Literal["labels", "full"]
@@ -77,7 +78,7 @@ def calibrate(
         dataset: rows that no model was trained on; labels matter only to the temperature, with `against` "labels".
         target_disagreement: mean loss of the accepted answers, in 0..1.
         against: the truth that the temperature is fitted to: the data's labels, or the full model's answers.
-        keep_temperature: keeps the bundle's temperature.
+        keep_temperature: keeps the bundle's temperature, as for independent labels.
         progress: receives the number of processed samples and their total.
 
     Raises:
@@ -88,7 +89,7 @@ def calibrate(
         raise ConfigError("Calibration compares edge and full model; the bundle needs both.")
     if not 0 <= target_disagreement < 1:
         raise ConfigError(f"The target disagreement {target_disagreement} is not valid: it is a share, 0 to below 1.")
-    fits_temperature = not keep_temperature and isinstance(manifest.task, Classification)
+    fits_temperature = not keep_temperature and has_temperature(manifest.task)
     truth = None
     if fits_temperature and against == "labels":
         try:
@@ -119,6 +120,11 @@ def calibrate(
             for model, sure, loss in zip(manifest.edge, scores, losses, strict=True)
         ),
     )
+
+
+def has_temperature(task: Task) -> bool:
+    """Returns whether a temperature can be fitted: to classes of which each row has one."""
+    return isinstance(task, Classification) and not task.independent
 
 
 def fit_temperature(probabilities: Probabilities, truth: NDArray[np.integer]) -> float:

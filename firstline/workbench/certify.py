@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from firstline.workbench.bundle import write_version
+from firstline.workbench.calibrate import has_temperature
 from firstline.workbench.evidence import Evidence
 from firstline.workbench.promises import (
     BrokenPromise,
@@ -72,7 +73,6 @@ from firstline_core.routing.contracts import (
 from firstline_core.routing.drift import histogram
 from firstline_core.tasks.arrays import LABEL
 from firstline_core.tasks.base import Scores
-from firstline_core.tasks.classification import Classification
 from firstline_core.types import PROBABILITIES, Arrays
 from firstline_edge.audits.records import record_key
 
@@ -582,11 +582,11 @@ def _require_confidence(evidence: Evidence, selection: Selection) -> None:
 
 
 def _targets(evidence: Evidence, *, labelled: bool) -> NDArray[np.int64] | None:
-    """Returns the classes that a temperature is fitted to; None for other tasks than classification.
+    """Returns the classes that a temperature is fitted to; None for tasks without a temperature.
 
     No label counts where agreement is the contract.
     """
-    if not isinstance(evidence.edge.task, Classification):
+    if not has_temperature(evidence.edge.task):
         return None
     if labelled and evidence.truth is not None:
         labels: NDArray[np.int64] = evidence.truth[LABEL]

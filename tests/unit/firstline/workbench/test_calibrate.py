@@ -1,15 +1,22 @@
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from onnx import helper
 
+from bench.support.bundles import model, write_manifest
+from bench.support.onnx_models import float_graph
 from firstline.workbench.calibrate import calibrate, fit_temperature, smallest_threshold
+from firstline.workbench.certify import Terms, certify_bundle
 from firstline.workbench.data.dataset import open_dataset
+from firstline.workbench.evidence import gather
 from firstline_core.bundle.store import open_bundle
 from firstline_core.errors import ConfigError
-from firstline_core.tasks.classification import temper
+from firstline_core.processing.steps import InputSpec
+from firstline_core.tasks.classification import Classification, temper
 
 _DIGITS = Path(__file__).parents[4] / "models/digits"
 
@@ -95,3 +102,17 @@ def test_digits_are_calibrated() -> None:
 def test_target_out_of_range_is_refused(target: float) -> None:
     with pytest.raises(ConfigError, match="it is a share"):
         calibrate(open_bundle(_DIGITS / "bundle"), open_dataset(_DIGITS / "calibration"), target_disagreement=target)
+
+
+def test_independent_labels_get_a_threshold_and_no_temperature(tmp_path: Path) -> None:
+    path = float_graph(
+        tmp_path / "m.onnx", [helper.make_node("Sigmoid", ["x"], ["y"])], {"x": ["n", 2]}, {"y": ["n", 2]}
+    )
+    edge, task = model(path, tmp_path), Classification(("cat", "dog"), independent=True)
+    full = msgspec.structs.replace(edge, id="full")
+    bundle = write_manifest(tmp_path, [edge], (), task=task, full=full, inputs=(InputSpec("x", "FP32", (-1, 2)),))
+    (tmp_path / "rows.csv").write_text("x,label\n" + '"[4, -2]",cat\n"[3, 3]",cat;dog\n"[-2, -1]",\n' * 4)
+    data = open_dataset(tmp_path / "rows.csv")
+    assert calibrate(bundle, data, target_disagreement=0.0).policy.score == bundle.manifest.policy.score
+    terms = Terms(0.1, 0.1, "harm", select_fraction=0.5)
+    assert certify_bundle(bundle, gather(bundle, data), terms).selection.score.temperature == 1
