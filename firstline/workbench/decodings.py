@@ -24,7 +24,7 @@ from firstline.workbench.step_syntax import parse_postprocess, parse_preprocess,
 from firstline_core.bundle.loading import load_model
 from firstline_core.bundle.manifest import Manifest, Model, Policy, Score
 from firstline_core.bundle.store import Bundle
-from firstline_core.errors import FirstlineError
+from firstline_core.errors import ConfigError, FirstlineError
 from firstline_core.processing.boxes import CLASSES, COUNT, SCORES, intersection_over_union, partners
 from firstline_core.processing.steps import ModelInput
 from firstline_core.runtime.select import RuntimeOptions
@@ -97,7 +97,7 @@ class Trials:
         Raises:
             FirstlineError: the steps do not fit the model, or it fails on a row.
         """
-        count = len(self._rows) if count is None else count
+        count = len(self._rows) if count is None else min(count, len(self._rows))
         key = reading.feeds, reading.postprocess, reading.output, self.task.digest
         known = self._outputs.get(key)
         done = 0 if known is None else len(next(iter(known.values())))
@@ -203,8 +203,6 @@ def decide(
     count = min(_ROWS, most)
     while True:
         rows = _rows(trials, reading, choice, count, others if truth is None else (truth,))
-        if not rows:
-            return DecodingDecision(choice, choice.values[0], sure=False, why="no way of decoding fits the model")
         decision = _compared(choice, rows, judge)
         # A wrong range or activation can make a model surer than the right one.
         unsettled = judge == "the model itself" and choice.field in _ONLY_OTHERS_TELL
@@ -222,18 +220,26 @@ def decide(
 def _rows(
     trials: Trials, reading: Reading, choice: Choice, count: int, references: Sequence[Arrays]
 ) -> dict[str, NDArray[np.float64]]:
-    """Returns the figure of each row by value; values that do not fit the model are left out."""
+    """Returns the figure of each row by value; values that do not fit the model are left out.
+
+    Raises:
+        ConfigError: none of them fits.
+    """
     rows: dict[str, NDArray[np.float64]] = {}
+    fault = ""
     for value in choice.values:
         try:
             outputs = trials.outputs(reading.with_value(choice, value), count)
-        except FirstlineError:
+        except FirstlineError as error:
+            fault = error.message
             continue
         if not references:
             rows[value] = information(trials.task, outputs)
             continue
         first = ({name: array[:count] for name, array in reference.items()} for reference in references)
         rows[value] = max((similarity(trials.task, outputs, reference) for reference in first), key=_mean)
+    if not rows:
+        raise ConfigError(f"No way of decoding fits the model and the data: {fault}")
     return rows
 
 

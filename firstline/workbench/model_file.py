@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from firstline.workbench.bundle import RuntimeName, runtime_of
+from firstline.workbench.data.files import DAMAGED_ZIP
 from firstline_core.runtime.base import RowByRow
 from firstline_core.runtime.litert import operator_names
 from firstline_core.runtime.onnx_file import parse_model, text_of
@@ -119,10 +120,10 @@ def _named(metadata: Mapping[str, str]) -> tuple[str, ...]:
     if names := metadata.get("names"):
         try:
             found = ast.literal_eval(names)
-        except (ValueError, SyntaxError, MemoryError, RecursionError):
+            if isinstance(found, dict) and sorted(found) == list(range(len(found))):
+                found = [found[number] for number in range(len(found))]
+        except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
             return ()
-        if isinstance(found, dict) and sorted(found) == list(range(len(found))):
-            found = [found[number] for number in range(len(found))]
         return tuple(map(str, found)) if isinstance(found, list | tuple) else ()
     lines = metadata.get("labels") or metadata.get("character") or ""
     return tuple(line.strip() for line in lines.splitlines())
@@ -135,6 +136,6 @@ def _inside(file: Path) -> tuple[str, ...]:
             for member in archive.infolist():
                 if _LABEL_FILE.search(member.filename) and member.file_size <= _LABELS_LIMIT_BYTES:
                     return tuple(line.strip() for line in archive.read(member).decode().splitlines())
-    except (OSError, zipfile.BadZipFile, UnicodeDecodeError, RuntimeError):
-        pass
+    except (OSError, *DAMAGED_ZIP):
+        return ()
     return ()

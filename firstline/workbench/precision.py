@@ -32,7 +32,7 @@ def weights_of(file: Path, runtime: Literal["onnx", "tflite"]) -> Counter[str]:
     try:
         for precision, size_bytes in (_onnx_weights if runtime == "onnx" else _tflite_weights)(content):
             sizes[precision] += size_bytes
-    except (struct.error, ValueError, IndexError):
+    except (struct.error, ValueError, IndexError, TypeError):
         return Counter()  # the runtime says what is wrong with the file
     return sizes
 

@@ -20,6 +20,7 @@ from firstline_core.tasks.base import MISSED, Task
 
 EXAMPLE = "missed person 5% at 90%"
 
+_DECIMALS = 12  # of a share, without the error of 1 - 0.9
 _NUMBER = r"(\d+(?:\.\d+)?)\s*%"
 _PROMISE = re.compile(rf"\s*(?:(\S.*?)\s+)?{_NUMBER}\s+at\s+{_NUMBER}\s*")
 
@@ -105,12 +106,12 @@ def parse_promises(texts: Sequence[str], task: Task, *, all_answers: bool = Fals
         if event in found:
             raise ConfigError(f"There are two promises about '{event}'; make one.")
         for what, percent, usual in (("share", share, 5), ("confidence", confidence, 90)):
-            if not 0 < percent < 100:
+            if not 0 < round(percent / 100, _DECIMALS) < 1:
                 raise ConfigError(
                     f"The {what} of the promise '{text}' is {percent:g}%, but must be above 0% and below 100%, such as "
                     f"{usual}%."
                 )
-        found[event] = EventBound(round(share / 100, 12), round(1 - confidence / 100, 12))
+        found[event] = EventBound(round(share / 100, _DECIMALS), round(1 - confidence / 100, _DECIMALS))
     return found
 
 

@@ -58,7 +58,7 @@ def find_sequences(dataset: Dataset) -> Sequences | None:
 
 def _natural(name: str) -> list[tuple[int, str]]:
     """Returns a key that sorts "frame 9" before "frame 10"."""
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name) if part]
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name) if part]
 
 
 def _by_name(samples: Sequence[Sample]) -> Sequences | None:

@@ -63,9 +63,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
-from msgspec import Struct, defstruct
+from msgspec import Meta, Struct, defstruct
 from msgspec.structs import asdict
 
 from firstline.workbench.step_syntax import PlainPost, PlainPre, parse_postprocess, parse_preprocess, spell
@@ -320,7 +320,7 @@ class _Fields(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     name: str
     version: int
     labels: str = ""
-    labels_skip: int = 0
+    labels_skip: Annotated[int, Meta(ge=0)] = 0
     preprocess: str = ""
     postprocess: str = ""
     independent_labels: bool = False

@@ -55,6 +55,7 @@ IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp")
 AUDIO = (".wav", ".flac", ".ogg")
 MASK = "mask"
 _FLOATS = ("FP16", "FP32", "FP64")
+_MOST_DIGITS = 19
 _WHOLE_FLOAT = re.compile(r"(-1|[0-9]+)\.0*", re.ASCII)
 
 _STORES = ("images", "images.zip", "audio", "audio.zip")
@@ -390,7 +391,7 @@ class Dataset:
         may_be_absent = spec.datatype in _FLOATS
         rows = [
             None
-            if may_be_absent and _is_empty(values[sample.row])
+            if may_be_absent and is_empty(values[sample.row])
             else row_of(values[sample.row], spec.datatype, spec.shape[1:], f"{self.place_of(sample)}, column '{name}',")
             for sample in self.samples
         ]
@@ -406,7 +407,7 @@ class Dataset:
         cells = enumerate(self._column(name))
         return [
             np.nan
-            if _is_empty(cell)
+            if is_empty(cell)
             else row_of(cell, "FP64", (), f"row {row + 1} of {self.path}, column '{name}',")[()]
             for row, cell in cells
         ]
@@ -442,7 +443,8 @@ def _text(cell: Any) -> str:
     return "" if cell is None else str(cell).strip()
 
 
-def _is_empty(cell: Any) -> bool:
+def is_empty(cell: Any) -> bool:
+    """Returns whether a cell of a table has no value."""
     return cell is None or (isinstance(cell, str) and not cell.strip())
 
 
@@ -482,7 +484,7 @@ def _label_of(cell: str, positions: Mapping[str, int], count: int, where: str, a
         cell = cell.partition(".")[0]
     if cell in ("", str(UNLABELLED)) or (cell == "nan" and cell not in positions):
         return UNLABELLED
-    if cell.isascii() and cell.isdigit():
+    if cell.isascii() and cell.isdigit() and len(cell) <= _MOST_DIGITS:
         if advice and positions.get(cell, int(cell)) != int(cell):
             raise ConfigError(
                 f"{where} has label '{cell}', which is the name of label {positions[cell]} and the number of another; "

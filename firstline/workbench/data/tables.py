@@ -95,6 +95,7 @@ def parse_csv(content: bytes, path: Path | str) -> Table:
         ConfigError: it is not CSV in UTF-8, columns have the same name, or a row has more cells than the first line has
             columns.
     """
+    csv.field_size_limit(TABLE_LIMIT_BYTES)  # a cell may hold an array; by default 128 KiB
     line = 1
     try:
         reader = csv.DictReader(

@@ -38,9 +38,11 @@ def label_files(folders: Sequence[Path]) -> dict[Path, tuple[str, ...]]:
     for folder in folders:
         for file in sorted(file for name in _NAMES for file in folder.glob(name)):
             try:
-                found.setdefault(file, read_labels(file))
+                labels = read_labels(file)
             except ConfigError:
                 continue
+            if labels:
+                found[file] = labels
     return found
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from firstline.workbench.data.dataset import Dataset
+from firstline.workbench.data.dataset import Dataset, is_empty
 from firstline.workbench.data.tables import Table, read_csv
 from firstline.workbench.model_file import ModelFile
 from firstline_core.errors import ConfigError
@@ -69,7 +69,7 @@ def _label_column(dataset: Dataset, inputs: Collection[str], lists: Collection[S
     if table is None or dataset.label_column in table.columns:
         return None
     others = [name for name in table.columns if name not in inputs and name not in ("file", "group", "name")]
-    values = {name: {cell for cell in map(str, table.column(name)) if cell.strip()} for name in others}
+    values = {name: {str(cell) for cell in table.column(name) if not is_empty(cell)} for name in others}
     found = [name for name, cells in values.items() if cells and any(cells <= set(labels) for labels in lists)]
     return found[0] if len(found) == 1 else None
 

@@ -142,7 +142,7 @@ def _recordings(file: ModelFile, near: Surroundings) -> Reading | None:
         return None
     named = [text for key, text in file.metadata.items() if re.fullmatch(r"sampl(e|ing)_?rate(_hz)?", key.lower())]
     rates, why = _rates(samples, near.rates_hz), "its file names no sample rate"
-    if named and named[0].isdigit():
+    if named and re.fullmatch(r"[1-9]\d{0,6}", named[0], re.ASCII):
         rates, why = (int(named[0]),), "its metadata name its sample rate"
     choices = (Choice("rate", tuple(map(str, rates)), known=False),) if len(rates) > 1 else ()
     length = (

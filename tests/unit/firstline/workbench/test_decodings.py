@@ -8,14 +8,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from onnx import helper
 from PIL import Image
 from support import detector_graphs
 
+from bench.support.onnx_models import float_graph
 from firstline.workbench.decodings import Trials, decide, similarity
 from firstline.workbench.model_file import read_model_file
 from firstline.workbench.recognition import recognise
-from firstline.workbench.recognition.reading import COCO, Choice
+from firstline.workbench.recognition.reading import COCO, Choice, Feed, Reading
 from firstline.workbench.trial import trial_outputs
+from firstline_core.errors import ConfigError
+from firstline_core.processing.steps import InputSpec
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.tasks.anomaly import ANOMALOUS, SCORE, Anomaly
 from firstline_core.tasks.arrays import LABEL
@@ -80,3 +84,20 @@ def test_numbers_of_classes_are_not_settled_by_the_model_itself(tmp_path: Path, 
     reading = recognise(described, trial_outputs(path, described, picture))[0]
     trials = Trials(path, Detection(COCO), [{"image": object_array([encoded.getvalue()])}], RuntimeOptions())
     assert decide(trials, reading, Choice("class_map", ("", "coco90"), known)).sure == known
+
+
+def test_a_model_that_no_way_of_decoding_fits_is_refused(tmp_path: Path) -> None:
+    weights = np.eye(2, dtype=np.float32)
+    float_graph(
+        tmp_path / "m.onnx",
+        [helper.make_node("MatMul", ["x", "w"], ["y"])],
+        {"x": ["n", 2]},
+        {"y": ["n", 2]},
+        w=weights,
+    )
+    column = Feed(InputSpec("x", "FP32", (-1, 2)), "x")
+    reading = Reading("classifier", "classification", 0.9, "x", classes=2, columns=(column,))
+    rows = [{"x": np.full((1, 2), value, np.float32)} for value in (0.5, 0.5, 0.5, 0.5, 7)]  # 7 is not a probability
+    trials = Trials(tmp_path / "m.onnx", Classification(("a", "b")), rows, RuntimeOptions())
+    with pytest.raises(ConfigError, match=r"No way of decoding fits .* outside of 0 to 1"):
+        decide(trials, reading, Choice("decoder", ("", "columns:0/1"), known=False))

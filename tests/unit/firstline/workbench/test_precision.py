@@ -38,6 +38,9 @@ def test_damaged_file_has_unknown_precision(tmp_path: Path) -> None:
         assert precision_of(tmp_path / "cut", "onnx") in ("unknown", "fp32")
         (tmp_path / "cut").write_bytes(flat[:length])
         assert precision_of(tmp_path / "cut", "tflite") == "unknown"
+    for place in range(4, len(flat), 3):
+        (tmp_path / "cut").write_bytes(flat[:place] + b"\xff" + flat[place + 1 :])
+        assert isinstance(precision_of(tmp_path / "cut", "tflite"), str)
 
 
 def test_truncated_weights_do_not_count(tmp_path: Path) -> None:

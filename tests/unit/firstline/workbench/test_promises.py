@@ -132,6 +132,12 @@ def test_one_promise_may_be_about_all_answers() -> None:
         parse_promises(["2% at 95%"], _TASK)
 
 
+@pytest.mark.parametrize("text", ["missed person 0.00000000001% at 90%", "missed person 5% at 99.99999999999%"])
+def test_promises_without_doubt_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="must be above 0% and below 100%"):
+        parse_promises([text], _TASK)
+
+
 @pytest.mark.parametrize("name", ["missed Potted  Plant", "MISSED potted plant"])
 def test_case_and_spaces_matter_only_where_labels_differ(name: str) -> None:
     assert list(parse_promises([f"{name} 5% at 90%"], Detection(("potted plant", "car")))) == ["missed potted plant"]

@@ -1,5 +1,7 @@
 """Models of several exporters: the family is recognised, and its steps give the known object."""
 
+import zipfile
+import zlib
 from collections.abc import Callable
 from dataclasses import replace
 from io import BytesIO
@@ -104,13 +106,32 @@ def test_labels_come_from_the_exporters_metadata(tmp_path: Path) -> None:
     assert (first.labels, first.size, first.sure) == (("cat", "dog", "owl"), (96, 96), SURE)
 
 
-@pytest.mark.parametrize("names", ["{0: 'cat'", "[1, 2", "{1: 'cat'}", "5", "(" * 5000])
+@pytest.mark.parametrize(
+    "names", ["{0: 'cat'", "[1, 2", "{1: 'cat'}", "5", "(" * 5000, "{0: 'cat', 'a': 'dog'}", "{[]: 1}"]
+)
 def test_malformed_names_are_no_labels(tmp_path: Path, names: str) -> None:
     rows = detector_graphs.grid_rows(80, 1, objectness=False).T[None]
     path = detector_graphs.constant_outputs(
         tmp_path / "model.onnx", {"output0": rows}, metadata={**detector_graphs.NAMES, "names": names}
     )
     assert read(path)[0].labels == ()
+
+
+def test_damaged_archive_in_a_model_has_no_labels(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "labels.zip", "w", zipfile.ZIP_DEFLATED) as written:
+        written.writestr("labels.txt", "cat\n" * 500)
+    archive = (tmp_path / "labels.zip").read_bytes().replace(zlib.compress(b"cat\n" * 500)[2:10], b"\xff" * 8)
+    model = (Path(__file__).parents[4] / "models/digits/artefacts/edge.tflite").read_bytes()
+    (tmp_path / "model.tflite").write_bytes(model + archive)
+    assert read_model_file(tmp_path / "model.tflite").labels == ()
+
+
+@pytest.mark.parametrize("rate", ["²", "0", "9" * 5000])
+def test_sample_rate_that_is_none_is_ignored(rate: str) -> None:
+    samples = TensorSpec("samples", "FP32", (-1, 8000))
+    file = ModelFile("m.onnx", "onnx", (samples,), (TensorSpec("p", "FP32", (-1, 2)),), metadata={"sample_rate": rate})
+    found = recognise(file, {"p": np.array([[0.25, 0.75]], np.float32)}, Surroundings("audio", rates_hz=(8000,)))
+    assert [reading.rate for reading in found] == ["8000"]
 
 
 @pytest.mark.parametrize(

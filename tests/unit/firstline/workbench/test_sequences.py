@@ -53,8 +53,9 @@ def test_copies_under_other_names_count_once(tmp_path: Path) -> None:
         ),
         ([f"20260301_{number % 24:02}0000.png" for number in range(24)], None),
         ([f"20261399_1200{number:02}.png" for number in range(30)], None),
+        ([f"{number}²0.png" for number in range(30)], None),
     ],
-    ids=["frames", "clips of cameras", "seconds", "hours", "no dates"],
+    ids=["frames", "clips of cameras", "seconds", "hours", "no dates", "raised digits"],
 )
 def test_names_of_frames_and_times_are_signs(tmp_path: Path, names: list[str], expected: Sequences | None) -> None:
     assert find_sequences(_folder(tmp_path / "data", names, list(range(len(names))))) == expected

@@ -101,6 +101,7 @@ def test_limited_samples_are_spread_evenly(tmp_path: Path) -> None:
         ("file,class\na.png,0\n", "no column label"),
         ("file,label\n", "has no images"),
         ("file,label\na.png,-2\n", "label '-2'"),
+        (f"file,label\na.png,{'1' * 5000}\n", "use a label of the bundle"),
         ("file,label\n/etc/passwd,0\n", "which is outside of the data"),
         ("file,label\n,0\n", "names ''"),
     ],

@@ -307,3 +307,10 @@ def test_empty_cell_is_no_label(tmp_path: Path) -> None:
 def test_times_accompany_the_labels_of_anomalies(tmp_path: Path) -> None:
     found = _truth(tmp_path, "label,time\n0,10\nanomaly,20\n-1,30\n", Anomaly(), "label", "time")
     assert found == [[0, 1, -1], [10, 20, 30]]
+
+
+def test_a_cell_may_hold_many_numbers(tmp_path: Path) -> None:
+    numbers = [0.5] * 60_000
+    (tmp_path / "data.csv").write_text(f'x,label\n"{numbers}",1\n')
+    ((_, row),) = open_dataset(tmp_path / "data.csv").rows([InputSpec("x", "FP32", (-1, 60_000))])
+    assert row["x"].sum() == 30_000

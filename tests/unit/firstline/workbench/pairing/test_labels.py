@@ -104,3 +104,10 @@ def test_data_tell_which_output_is_the_background() -> None:
 def test_other_classes_are_refused(readings: Any, given: tuple[str, ...], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         label(readings, given, {})
+
+
+def test_label_files_without_labels_are_ignored(tmp_path: Path) -> None:
+    (tmp_path / "labels.txt").write_text("\n")
+    assert label_files([tmp_path]) == {}
+    with pytest.raises(ConfigError, match="The number of classes is not known"):
+        label({"full": Reading("map", "segmentation", 0.9, "images")}, (), label_files([tmp_path]))
