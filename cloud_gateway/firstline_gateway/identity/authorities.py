@@ -215,7 +215,7 @@ def is_current(certificate_pem: bytes, authority: Authority, hosts: Sequence[str
     renew_s = certificate.not_valid_after_utc.timestamp() - _RENEW_BEFORE_S
     return (
         certificate.issuer == authority.certificate.subject
-        and {str(name.value) for name in names} == {host.strip("[]") for host in hosts}
+        and set(names) == {ca.general_name(host) for host in hosts}
         and certificate.not_valid_before_utc.timestamp() <= now_s < renew_s
     )
 

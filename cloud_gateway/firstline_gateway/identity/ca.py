@@ -74,13 +74,7 @@ def load_authority(certificate_pem: bytes, key_pem: bytes) -> Authority:
         ConfigError: they are no certificate and key, are damaged, do not belong together, or may not sign certificates.
     """
     certificate, key = load_certificate(certificate_pem), load_key(key_pem)
-    try:
-        belong_together = _public_bytes(certificate.public_key()) == _public_bytes(key.public_key())
-        certificate.subject.public_bytes()
-        certificate.extensions  # noqa: B018 (each of these is only parsed when it is read)
-    except Exception as error:  # the library has many classes for damaged content
-        raise ConfigError(f"The authority's certificate or key is damaged: {error}.") from error
-    if not belong_together:
+    if _public_bytes(certificate.public_key()) != _public_bytes(key.public_key()):
         raise ConfigError("The authority's certificate and key do not belong together.")
     check_authority(certificate)
     return Authority(certificate, key)
@@ -105,15 +99,21 @@ def check_authority(certificate: x509.Certificate) -> None:
 
 
 def load_certificate(pem: bytes) -> x509.Certificate:
-    """A certificate from PEM.
+    """A certificate from PEM, all of whose parts can be read.
 
     Raises:
         ConfigError: the content is not valid.
     """
     try:
-        return x509.load_pem_x509_certificate(pem)
+        certificate = x509.load_pem_x509_certificate(pem)
     except (ValueError, x509.InvalidVersion) as error:
         raise ConfigError("This is no certificate in PEM, which begins with '-----BEGIN CERTIFICATE-----'.") from error
+    try:  # each of these is only parsed when it is read
+        certificate.subject.public_bytes(), certificate.issuer.public_bytes(), certificate.public_key()
+        certificate.not_valid_before_utc, certificate.not_valid_after_utc, certificate.extensions  # noqa: B018
+    except Exception as error:  # the library has many classes for damaged content
+        raise ConfigError(f"The certificate is damaged: {error}.") from error
+    return certificate
 
 
 def load_key(pem: bytes) -> ec.EllipticCurvePrivateKey:
@@ -165,11 +165,19 @@ def issue_server(
     key = new_key()
     certificate = (
         _issued(authority, hosts[0][:64], key.public_key(), now_s, SERVER_DAYS)
-        .add_extension(x509.SubjectAlternativeName([_general_name(host) for host in hosts]), critical=False)
+        .add_extension(x509.SubjectAlternativeName([general_name(host) for host in hosts]), critical=False)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
         .sign(authority.key, hashes.SHA256())
     )
     return certificate, key
+
+
+def general_name(host: str) -> x509.GeneralName:
+    """The name in a server's certificate of a host name or an address, which may be in brackets."""
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host.strip("[]").partition("%")[0]))  # it has no place for a zone
+    except ValueError:
+        return x509.DNSName(host)
 
 
 def revocation_list(authority: Authority, revoked: Iterable[tuple[str, float]], now_s: float) -> str:
@@ -259,13 +267,6 @@ def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
 
 def _name(common_name: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
-
-
-def _general_name(host: str) -> x509.GeneralName:
-    try:
-        return x509.IPAddress(ipaddress.ip_address(host.strip("[]")))
-    except ValueError:
-        return x509.DNSName(host)
 
 
 def _public_bytes(key: object) -> bytes:

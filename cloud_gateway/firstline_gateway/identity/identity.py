@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from firstline_core.clock import Clock
-from firstline_core.errors import UnauthorizedError
+from firstline_core.errors import ConfigError, UnauthorizedError
 from firstline_core.protocol.enrolment import BrokerAddress
 from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_core.units import DAY_S
@@ -137,6 +137,10 @@ def _server_authority(file: str) -> str:
     """
     if not file:
         return ""
-    certificate = ca.load_certificate(authorities.read(Path(file)))
-    ca.check_authority(certificate)
+    content = authorities.read(Path(file))
+    try:
+        certificate = ca.load_certificate(content)
+        ca.check_authority(certificate)
+    except ConfigError as error:
+        raise ConfigError(f"tls.ca_file {file}: {error.message}") from error
     return ca.pem_of(certificate)

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import ssl
 import stat
 import subprocess
 import time
@@ -22,6 +23,8 @@ from firstline_core.units import DAY_S
 from firstline_gateway.identity import authorities, ca
 from firstline_gateway.identity.authorities import open_authorities
 from firstline_gateway.identity.client_certificate import ClientCertificate
+from firstline_gateway.identity.identity import check_files
+from firstline_gateway.settings.settings import Settings, Tls
 
 NOW_S = 1_800_000_000.0
 
@@ -254,6 +257,38 @@ def test_the_gateways_own_certificate_is_made_anew_when_it_has_to_be(tmp_path: P
     other = serial("gateway.example", now_s=NOW_S + 61 * DAY_S)
     assert other != later
     assert serial("gateway.example", by=ca.create_authority(ca.new_key(), NOW_S), now_s=NOW_S + 61 * DAY_S) != other
+
+
+@pytest.mark.parametrize(
+    "host", ["2001:DB8::1", "[2001:db8:0::1]", "::ffff:192.0.2.7", "fe80::1%eth0", "Gateway.Example"]
+)
+def test_any_way_to_write_a_host_keeps_the_certificate(tmp_path: Path, host: str) -> None:
+    active = open_authorities(tmp_path, NOW_S).active
+    first = authorities.server_certificate(tmp_path, active, [host], NOW_S).read_bytes()
+    assert authorities.server_certificate(tmp_path, active, [host], NOW_S).read_bytes() == first
+
+
+@pytest.mark.filterwarnings("ignore:Parsed a serial number which wasn.t positive")
+def test_flipped_bits_of_the_gateways_certificate_are_harmless(authority: ca.Authority) -> None:
+    certificate, _ = ca.issue_server(authority, ["gateway.example"], NOW_S)
+    der, outdated = certificate.public_bytes(Encoding.DER), 0
+    for at in range(len(der)):
+        damaged = bytearray(der)
+        damaged[at] ^= 1 << at % 8
+        pem = ssl.DER_cert_to_PEM_cert(bytes(damaged)).encode()
+        outdated += not authorities.is_current(pem, authority, ["gateway.example"], NOW_S)
+    assert outdated > len(der) / 10
+
+
+def test_damaged_certificate_of_another_authority_is_named(authority: ca.Authority, tmp_path: Path) -> None:
+    der = authority.certificate.public_bytes(Encoding.DER)
+    constraints = bytes.fromhex("30060101ff020100")  # an authority, of path length 0
+    assert constraints in der
+    file = tmp_path / "ca.pem"
+    file.write_text(ssl.DER_cert_to_PEM_cert(der.replace(constraints, bytes.fromhex("30060101aa020100"))))
+    settings = Settings(tls=Tls(ca_file=str(file)))
+    with pytest.raises(ConfigError, match=r"tls\.ca_file .*ca\.pem: The certificate is damaged"):
+        check_files(settings)
 
 
 def test_every_trusted_authority_lists_all_revocations(tmp_path: Path) -> None:
