@@ -63,7 +63,7 @@ class ClientCertificate:
         load = x509.load_pem_x509_certificate if content.startswith(b"-----") else x509.load_der_x509_certificate
         try:
             return cls.of(load(content))
-        except ValueError:
+        except (ValueError, x509.InvalidVersion):
             return cls(None, "", 0.0, 0.0)
 
 
@@ -71,7 +71,7 @@ def _device(certificate: x509.Certificate) -> str | None:
     try:
         usage = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    except (x509.ExtensionNotFound, x509.DuplicateExtension, ValueError):
+    except (x509.ExtensionNotFound, x509.DuplicateExtension, x509.UnsupportedGeneralNameType, ValueError):
         return None
     if ExtendedKeyUsageOID.CLIENT_AUTH not in usage:
         return None

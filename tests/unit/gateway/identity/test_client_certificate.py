@@ -1,16 +1,19 @@
 """A proxy's word about a certificate: from whom it counts, in which forms, and what it has to be."""
 
 import base64
+from datetime import timedelta
 from urllib.parse import quote
 
 import pytest
 from cryptography import x509
+from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding
+from cryptography.x509.oid import ExtendedKeyUsageOID, ExtensionOID
 
 from firstline_core.errors import UnauthorizedError
 from firstline_gateway.identity import ca, client_certificate
 from firstline_gateway.identity.authorities import Authorities
-from firstline_gateway.identity.client_certificate import proxied_certificate
+from firstline_gateway.identity.client_certificate import ClientCertificate, proxied_certificate
 
 NOW_S = 1_800_000_000.0
 AUTHORITY = ca.create_authority(ca.new_key(), NOW_S)
@@ -65,6 +68,20 @@ def test_a_certificate_of_another_authority_is_refused() -> None:
         forged = ca.issue_device(authority, "press-7", ca.new_key().public_key(), NOW_S, 90)
         with pytest.raises(UnauthorizedError, match="not issued by this gateway's authority"):
             proxied_certificate([escaped(forged)], BELIEVED)
+
+
+def test_a_certificate_with_names_of_unknown_kinds_identifies_no_device() -> None:
+    names = x509.UnrecognizedExtension(ExtensionOID.SUBJECT_ALTERNATIVE_NAME, bytes.fromhex("3004a3023000"))  # X.400
+    usage = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH])
+    subject, key, start = AUTHORITY.certificate.subject, ca.new_key(), AUTHORITY.certificate.not_valid_before_utc
+    builder = x509.CertificateBuilder(subject, subject, key.public_key(), 1, start, start + timedelta(1))
+    signed = builder.add_extension(names, critical=False).add_extension(usage, critical=False).sign(key, SHA256())
+    assert ClientCertificate.read(signed.public_bytes(Encoding.DER)).device is None
+
+
+def test_an_unreadable_certificate_identifies_no_device() -> None:
+    assert ClientCertificate.read(DER.replace(VERSION_3, VERSION_3[:-1] + b"\x05")).device is None
+    assert ClientCertificate.read(b"nonsense").device is None
 
 
 def test_a_header_that_is_there_twice_is_refused() -> None:
