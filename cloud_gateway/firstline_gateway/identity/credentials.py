@@ -6,9 +6,10 @@ import hmac
 import math
 from collections import defaultdict
 from contextlib import suppress
-from typing import Any, NamedTuple, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import msgspec
+from msgspec import Meta
 from sqlalchemy import Connection, Table, select
 
 from firstline_core.telemetry.logs import logger
@@ -37,13 +38,17 @@ class DeviceRow(NamedTuple):
     revoked_s: Any  # a damaged time of a revocation is one, too
 
 
+# Until the end of the year 9999: a list of revoked certificates, and a message, can hold no other time.
+_Moment = Annotated[float, Meta(ge=0, lt=253_402_300_800)]
+
+
 class CertificateRow(NamedTuple):
     """A row of the certificates."""
 
-    serial: str
+    serial: Annotated[str, Meta(pattern="^[0-9a-f]+$")]
     device: str
     not_after_s: float
-    revoked_s: float | None
+    revoked_s: _Moment | None
     retained_until_service_s: float
 
 
@@ -65,7 +70,7 @@ class ApiKey(NamedTuple):
     sha256: str
     kind: str
     scopes: str
-    expires_s: float | None
+    expires_s: _Moment | None
     requests_per_s: float | None
     person: str
     revoked_s: float | None
@@ -95,7 +100,7 @@ def read_changes(connection: Connection, since: int) -> Changes:
     """Returns the changes after version `since`; 0 returns everything.
 
     A damaged row is logged and counts as revoked, because it may have been valid before. A row without a readable
-    owner is left out.
+    owner or serial number is left out.
     """
     version = connection.execute(select(VERSION.c.version)).scalar_one()
 

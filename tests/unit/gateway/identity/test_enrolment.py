@@ -4,17 +4,22 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from itertools import count
+from pathlib import Path
 from secrets import token_hex
 
 import pytest
-from sqlalchemy import event, func, select
+from sqlalchemy import event, func, insert, select
+from support.databases import OpenStore, sqlite_store
 
+from firstline_core.clock import SimulatedClock
 from firstline_core.units import DAY_S
 from firstline_gateway.identity import enrolment, keys
+from firstline_gateway.identity.authorities import open_authorities
 from firstline_gateway.identity.credentials import KnownCredentials, read_changes
 from firstline_gateway.identity.enrolment import EnrolledDevice, Issued
+from firstline_gateway.identity.identity import IdentityService
 from firstline_gateway.identity.tables import CERTIFICATES, JOIN_TOKENS
-from firstline_gateway.settings.settings import Store
+from firstline_gateway.settings.settings import Identity, Settings, Store
 from firstline_gateway.store import database as module
 from firstline_gateway.store import service_clock
 from firstline_gateway.store.database import Database
@@ -54,6 +59,20 @@ def known(database: Database, found: KnownCredentials | None = None) -> KnownCre
     with database.reading() as on:
         found.apply(read_changes(on, found.version))
     return found
+
+
+@pytest.mark.parametrize(("serial", "revoked_s"), [("1g", NOW_S), ("1f", 1e300), ("1f", -1e12)])
+def test_a_damaged_revocation_does_not_prevent_a_start(tmp_path: Path, serial: str, revoked_s: float) -> None:
+    settings = Settings(identity=Identity(directory=str(tmp_path / "identity")))
+    open_authorities(tmp_path / "identity", NOW_S)
+    with OpenStore(sqlite_store(tmp_path)) as opened:
+        row = {"device": "a", "issued_s": NOW_S, "not_after_s": NOW_S, "retained_until_service_s": 0.0, "changed": 1}
+        with opened.database.begin() as on:
+            enrolment.next_version(on)
+            on.execute(insert(CERTIFICATES).values(serial=serial, revoked_s=revoked_s, **row))
+        found = IdentityService(settings, opened.store, clock=SimulatedClock(wall_start_s=NOW_S))
+        assert list(found.folder.listed()) == (["1f"] if serial == "1f" else [])
+        found.readers.close()
 
 
 def test_a_token_enrols_once(database: Database, issue: Callable[[str], Issued]) -> None:
