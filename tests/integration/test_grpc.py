@@ -1,6 +1,8 @@
 """gRPC on both tiers: who may call, what is too much, and what a failure looks like."""
 
 import asyncio
+import socket
+import ssl
 import time
 from codecs import BOM_UTF8
 from collections.abc import AsyncIterator
@@ -10,6 +12,7 @@ from unittest.mock import patch
 
 import grpc
 import pytest
+from cryptography import x509
 from support.agent import edge_settings, serving_agent
 from support.broker import free_port
 from support.gateway import GatedExecutor, gateway_of, gateway_settings
@@ -337,6 +340,36 @@ async def test_tls_with_keys_and_files_that_begin_with_a_byte_order_mark(tmp_pat
             assert (await call("ModelInfer", digits_message())).model_name == "digits"
         async with calling(found.port, key=token) as call:
             assert (await refusal(call("ServerLive", timeout=2)))[0] in ("UNAVAILABLE", "DEADLINE_EXCEEDED")
+        await found.stop(1)
+
+
+async def test_a_changed_certificate_that_cannot_be_read_is_read_again(tmp_path: Path) -> None:
+    other = ca.create_authority(ca.new_key(), time.time())
+    pem, away = tmp_path / "server.pem", tmp_path / "away.pem"
+
+    def issue() -> int:
+        certificate, key = ca.issue_server(other, ["127.0.0.1"], time.time())
+        pem.write_bytes(ca.key_pem(key) + ca.pem_of(certificate).encode())
+        return certificate.serial_number
+
+    def shown_at(port: int) -> int:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        context.set_alpn_protocols(["h2"])
+        with socket.create_connection(("127.0.0.1", port)) as plain, context.wrap_socket(plain) as encrypted:
+            return x509.load_der_x509_certificate(encrypted.getpeercert(binary_form=True) or b"").serial_number
+
+    first = issue()
+    files = {"tls__certificate_file": str(pem), "tls__key_file": str(pem)}
+    async with tls_site(tmp_path, grpc__enabled=True, grpc__port=0, **files) as at:
+        found, tls = at.gateway.grpc_server(), at.gateway.identity.tls
+        await found.start()
+        second = issue()
+        assert await tls.refresh()
+        pem.rename(away)
+        assert await asyncio.to_thread(shown_at, found.port) == first
+        away.rename(pem)
+        assert await asyncio.to_thread(shown_at, found.port) == second
         await found.stop(1)
 
 

@@ -170,9 +170,13 @@ def _credentials(tls: ServerTls, *, demand: bool) -> grpc.ServerCredentials:
 
     def fetch() -> grpc.ServerCertificateConfiguration | None:
         nonlocal used
-        if tls.files is used:
+        files = tls.files
+        if files is used:
             return None  # as before
-        used = tls.files
-        return configuration(used)
+        changed = configuration(
+            files
+        )  # if it raises, gRPC uses the previous ones, and calls this for the next handshake
+        used = files
+        return changed
 
     return grpc.dynamic_ssl_server_credentials(configuration(used), fetch, require_client_authentication=demand)
