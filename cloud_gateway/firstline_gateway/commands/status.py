@@ -39,6 +39,7 @@ def _status(arguments: argparse.Namespace) -> int:
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     verify = True if ca is None else verifying_context(ca, "--ca")
     found: dict[str, Any] = {"url": url, "live": False, "ready": False}
+    fault = ""
     try:
         settings = ClientSettings(url, headers=headers, tls=verify, timeout=_TIMEOUT_S, use_environment=True)
         with open_client(settings) as client:
@@ -54,17 +55,21 @@ def _status(arguments: argparse.Namespace) -> int:
                 found["webhooks"] = reply.json()["webhooks"]
             if (reply := client.get(CONTRACTS_PATH)).is_success:
                 found |= {name: reply.json()[name] for name in ("contracts", "device_alarms")}
-    except (*HTTP_FAILURES, ConfigError, ValueError, KeyError) as error:
-        found["error"] = f"{url} does not answer as a gateway: {connection_fault(error, url)}; is it running there?"
-    show(arguments, "\n".join(_lines(found, has_token=bool(token))), found)
-    return 0 if found["ready"] else 1
+        lines = _lines(found, has_token=bool(token))
+    except (*HTTP_FAILURES, ConfigError) as error:
+        fault = connection_fault(error, url)
+    except (ValueError, LookupError, TypeError, AttributeError):  # JSON of another program, or none
+        fault = "another program answers"
+    if fault:
+        found["error"] = f"{url} does not answer as a gateway: {fault}; is it running there?"
+        lines = [found["error"]]
+    show(arguments, "\n".join(lines), found)
+    return 0 if found["ready"] and not fault else 1
 
 
 def _lines(found: dict[str, Any], *, has_token: bool) -> list[str]:
     lines = [f"live: {_yes(found['live'])}", f"ready: {_yes(found['ready'])}"]
-    if "error" in found:
-        lines = [str(found["error"])]
-    elif "models" in found:
+    if "models" in found:
         lines += [f"model: {model['name']} version {model['version']}" for model in found["models"]]
     else:
         advice = "a key with the scope infer shows them" if has_token else "set FIRSTLINE_TOKEN to see them"

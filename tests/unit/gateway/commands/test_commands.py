@@ -8,7 +8,9 @@ import subprocess
 import sys
 import time
 from contextlib import closing
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
@@ -169,6 +171,27 @@ def test_status_asks_the_gateway_of_a_configuration(
     found = json.loads(capsys.readouterr().out)
     assert found["url"] == url
     assert "does not answer as a gateway" in found["error"]
+
+
+@pytest.mark.parametrize(
+    "body", ["<html>", "[]", '"models"', '{"models": 5}', '{"models": [], "executors": [], "webhooks": [1]}']
+)
+def test_status_refuses_the_answers_of_another_program(capsys: pytest.CaptureFixture[str], body: str) -> None:
+    class Other(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body.encode())
+
+    with HTTPServer(("127.0.0.1", 0), Other) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        assert main(["status", url]) == 1
+        server.shutdown()
+    assert capsys.readouterr().out == (
+        f"{url} does not answer as a gateway: another program answers; is it running there?\n"
+    )
 
 
 def test_run_ignores_a_hangup_from_its_first_moment() -> None:
