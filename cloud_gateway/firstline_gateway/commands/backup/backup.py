@@ -28,7 +28,7 @@ from sqlalchemy import Connection, LargeBinary, MetaData, Table, func, insert, i
 
 from firstline_core.clock import SYSTEM_CLOCK
 from firstline_core.errors import ConfigError, StoreUnavailableError
-from firstline_core.storage.files import sync_folder, system_reason, unreadable, unwritable, write_whole
+from firstline_core.storage.files import check_folder, sync_folder, system_reason, unreadable, unwritable, write_whole
 from firstline_core.storage.structs import fault_of
 from firstline_gateway import __version__
 from firstline_gateway.identity import authorities
@@ -219,6 +219,8 @@ def restore(settings: Settings, path: Path, *, only: Literal["store", "authority
     with reading(path) as (archive, manifest):
         directory = Path(settings.identity.directory)
         files = [] if only == "store" else _identity_names(manifest, path)
+        if files:
+            check_folder(directory, "identity.directory")
         if files and directory.exists() and any(not one.name.startswith(".") for one in directory.iterdir()):
             raise ConfigError(
                 f"identity.directory {directory} is not empty; a restore overwrites nothing. Put it aside."

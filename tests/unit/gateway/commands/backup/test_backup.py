@@ -206,6 +206,16 @@ def test_a_missing_store_cannot_be_backed_up(tmp_path: Path) -> None:
 
 
 @ON_SQLITE
+def test_a_file_in_the_place_of_the_identity_folder_is_named(filled: Settings, tmp_path: Path) -> None:
+    back_up(filled, tmp_path / "gateway.backup")
+    other = settings_in(tmp_path / "other")
+    Path(other.identity.directory).parent.mkdir(parents=True, exist_ok=True)
+    Path(other.identity.directory).write_text("mine")
+    with pytest.raises(ConfigError, match=r"identity\.directory: .* cannot be a folder"):
+        restore(other, tmp_path / "gateway.backup")
+
+
+@ON_SQLITE
 def test_a_missing_folder_is_named(filled: Settings, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be written: there is no such file or folder"):
         back_up(filled, tmp_path / "none" / "gateway.backup")
