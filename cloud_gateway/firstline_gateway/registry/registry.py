@@ -184,9 +184,9 @@ class Registry:
                 log.info("snapshot and timestamp renewed")
         finally:
             self.latest_expiries = await self.expiries()
-            now_s = self.clock.wall_s()
-            for role, sentence in wire.expiry_warnings(self.latest_expiries, now_s).items():
-                if now_s - self._warned_s.get(role, 0.0) >= DAY_S:
+            now_s = self.clock.monotonic_s()
+            for role, sentence in wire.expiry_warnings(self.latest_expiries, self.clock.wall_s()).items():
+                if now_s - self._warned_s.get(role, -DAY_S) >= DAY_S:
                     self._warned_s[role] = now_s
                     log.warning("registry expiry", role=role, warning=sentence)
         if self.clock.monotonic_s() - self._swept_s >= _SWEEP_INTERVAL_S:

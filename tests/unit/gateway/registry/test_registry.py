@@ -122,6 +122,19 @@ async def test_expiring_metadata_is_warned_of_once_a_day(room: Room) -> None:
     assert len(status.warnings) == 1 and "targets" in status.warnings[0]
 
 
+async def test_expiry_is_warned_of_after_the_clock_stepped_back(room: Room) -> None:
+    await room.begin()
+    await room.clock.advance(80 * DAY_S)
+    wall_s = room.clock.wall_s()
+    room.clock.set_wall_s(wall_s + 365 * DAY_S)
+    await room.registry.maintain()
+    room.clock.set_wall_s(wall_s)
+    await room.clock.advance(2 * DAY_S)
+    with captured_lines() as lines:
+        await room.registry.maintain()
+    assert any("ends in 8 days" in line.get("warning", "") for line in lines)
+
+
 async def test_missing_online_key_is_logged_and_nothing_is_signed(room: Room) -> None:
     await room.begin()
     (file,) = (room.folder / "identity").glob("registry-*.key")
