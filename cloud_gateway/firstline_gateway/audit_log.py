@@ -50,12 +50,12 @@ def add(connection: sa.Connection, at_s: float, actor: str, action: str, subject
         subject: the object of the action.
         details: the numbers behind the decision; above 64 KiB only their size is stored.
     """
-    text = msgspec.json.encode(details).decode()
-    if len(text) > _DETAILS_BYTES:
-        text = msgspec.json.encode({"left_out_bytes": len(text)}).decode()
+    content = msgspec.json.encode(details)
+    if len(content) > _DETAILS_BYTES:
+        content = msgspec.json.encode({"left_out_bytes": len(content)})
     row = connection.execute(sa.select(HEAD.c.number, HEAD.c.sha256).with_for_update()).one()
     head = msgspec.convert(tuple(row), tuple[int, str])  # a damaged number is damage of the store, see `Database.begin`
-    entry = next_entry(head, at_s=at_s, actor=actor, action=action, subject=subject, details=text)
+    entry = next_entry(head, at_s=at_s, actor=actor, action=action, subject=subject, details=content.decode())
     connection.execute(sa.insert(ENTRIES).values(msgspec.structs.asdict(entry)))
     connection.execute(sa.update(HEAD).values(number=entry.number, sha256=entry.sha256))
     return entry

@@ -94,6 +94,12 @@ def test_details_without_end_are_not_kept(database: Database) -> None:
         assert "left_out_bytes" in audit_log.page(connection, audit_log.EntryFilter(0), 1)[0].details
 
 
+def test_the_limit_of_details_counts_bytes(database: Database) -> None:
+    add(database, "much", text="é" * 40_000)
+    with database.reading() as connection:
+        assert audit_log.page(connection, audit_log.EntryFilter(0), 1)[0].details == '{"left_out_bytes":80011}'
+
+
 def test_the_key_is_private_and_stays(tmp_path: Path) -> None:
     key = audit_head.open_key(tmp_path / "identity")
     path = tmp_path / "identity" / audit_head.KEY_FILE
