@@ -6,13 +6,12 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from datetime import UTC, datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from firstline_core.telemetry.wording import escaped
+from firstline_core.telemetry.wording import escaped, utc_time
 
 if TYPE_CHECKING:
     from rich.progress import ProgressColumn
@@ -66,7 +65,7 @@ def print_table(made: Table) -> None:
     from rich.console import Console
 
     width = None if sys.stdout.isatty() else _PIPE_COLUMNS
-    Console(file=sys.stdout, width=width, highlight=False, markup=False).print(made)
+    Console(file=sys.stdout, width=width, highlight=False, markup=False, emoji=False).print(made)
 
 
 def warn(sentence: str) -> None:
@@ -81,7 +80,7 @@ def rows_checked_sentence(rows_checked: Mapping[str, int]) -> str:
 
 def date(wall_s: float | None) -> str:
     """Returns a time (seconds since 1970) to the minute, in UTC; "-" for None."""
-    return "-" if wall_s is None else datetime.fromtimestamp(wall_s, UTC).strftime("%Y-%m-%d %H:%M")
+    return "-" if wall_s is None else utc_time(wall_s).strftime("%Y-%m-%d %H:%M")
 
 
 def size(count_bytes: int) -> str:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, Generic, NamedTuple, TypeVar
 from urllib.parse import quote, urlencode
 
-from firstline_core.telemetry.wording import LAST_S, rounded
+from firstline_core.telemetry.wording import rounded, utc_time
 
 T = TypeVar("T")
 
@@ -84,8 +83,8 @@ def plain(row: Row) -> dict[str, Any]:
 
 
 def moment(wall_s: float | None) -> str:
-    """Returns a time in UTC, to the second; "-" for None, and the last second of 9999 for any later time."""
-    return "-" if wall_s is None else datetime.fromtimestamp(min(wall_s, LAST_S), UTC).strftime("%Y-%m-%d %H:%M:%S")
+    """Returns a time in UTC, to the second; "-" for None."""
+    return "-" if wall_s is None else utc_time(wall_s).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def utc(iso: str | None) -> str:
@@ -95,7 +94,7 @@ def utc(iso: str | None) -> str:
 
 def clock(wall_s: float) -> str:
     """Returns the time of day in UTC."""
-    return datetime.fromtimestamp(wall_s, UTC).strftime("%H:%M:%S")
+    return utc_time(wall_s).strftime("%H:%M:%S")
 
 
 def number(value: float | None) -> str:

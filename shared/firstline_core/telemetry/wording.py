@@ -10,7 +10,7 @@ _PLAIN = {
     "a valid integer": "a whole number",
     "a valid number": "a number",
 }
-LAST_S = 253_402_300_799.0
+_LAST_S = 253_402_300_799.0
 """The end of the year 9999, after which `datetime` has no times."""
 _CONTROLS = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
 _UNITS = ((86_400.0, "day"), (3600.0, "hour"), (60.0, "minute"))
@@ -45,11 +45,16 @@ def duration_text(seconds: float) -> str:
     return counted(round(seconds / unit_s), unit)
 
 
+def utc_time(wall_s: float) -> datetime:
+    """Returns a wall time in UTC; one outside of the years 1970 to 9999 becomes the first or the last of these years."""
+    return datetime.fromtimestamp(min(max(wall_s, 0.0), _LAST_S), UTC)
+
+
 def time_text(wall_s: float) -> str:
-    """Returns a wall time in UTC, to the minute; a later one than the year 9999 as its last minute."""
-    return datetime.fromtimestamp(min(wall_s, LAST_S), UTC).strftime("%Y-%m-%d %H:%M UTC")
+    """Returns a wall time in UTC, to the minute; see `utc_time`."""
+    return utc_time(wall_s).strftime("%Y-%m-%d %H:%M UTC")
 
 
 def iso_time(wall_s: float) -> str:
     """Returns a wall time by ISO 8601 in UTC, to the second."""
-    return datetime.fromtimestamp(wall_s, UTC).isoformat(timespec="seconds")
+    return utc_time(wall_s).isoformat(timespec="seconds")

@@ -5,7 +5,7 @@ import typer
 from typer.testing import CliRunner
 
 from firstline.cli.command import Group, Report, print_report
-from firstline.cli.output import Output, say, table, warn
+from firstline.cli.output import Output, date, print_table, say, table, warn
 from firstline_core.errors import LinkError
 
 STEERING = "\x1b]0;title\x07 \x9b31m red\r"
@@ -32,3 +32,13 @@ def test_no_error_of_a_gateway_steers_the_terminal() -> None:
         raise LinkError(STEERING)
 
     assert CliRunner().invoke(app, ["device"], color=True).stderr == f"{SHOWN}\n"
+
+
+def test_no_text_of_a_table_becomes_an_emoji(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table(table("address", rows=[("fe80:a:b::1",)]))
+    assert "fe80:a:b::1" in capsys.readouterr().out
+
+
+def test_a_date_beyond_all_years_is_shown() -> None:
+    """A profile has the time of its machine's clock."""
+    assert [date(1e18), date(-1e18), date(None)] == ["9999-12-31 23:59", "1970-01-01 00:00", "-"]
