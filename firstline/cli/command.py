@@ -28,6 +28,7 @@ from firstline.cli import interrupt
 from firstline.cli.output import Output, OutputOption, print_json, print_table, say
 from firstline_core.command_line import run_with_output
 from firstline_core.errors import ConfigError, FirstlineError, did_you_mean
+from firstline_core.storage.files import system_reason
 from firstline_core.telemetry.wording import wanted_value
 
 if TYPE_CHECKING:
@@ -57,7 +58,10 @@ class Report(NamedTuple):
 
 
 class Group(TyperGroup):
-    """Lists its commands by panel, and prints a `FirstlineError` as one sentence; another error keeps its traceback."""
+    """Lists its commands by panel, and prints errors as one sentence.
+
+    Those are a `FirstlineError`, and what the system refuses about a named file. Other errors keep their traceback.
+    """
 
     def panels(self) -> Mapping[str, Iterable[str]]:
         """Returns the names of the commands by the title of their panel."""
@@ -78,6 +82,14 @@ class Group(TyperGroup):
         except FirstlineError as error:
             say(error.message, err=True)
             ctx.exit(EXIT_USAGE if isinstance(error, ConfigError) else EXIT_FAILED)
+        except OSError as error:
+            if error.filename is None:
+                raise
+            say(
+                f"{error.filename} cannot be used: {system_reason(error)}; check the path, and who may use it.",
+                err=True,
+            )
+            ctx.exit(EXIT_USAGE)
         except UnicodeEncodeError as error:
             if error.encoding != "utf-8":  # of a library, such as a host's name in the encoding `idna`
                 raise

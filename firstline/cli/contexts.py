@@ -73,8 +73,13 @@ class Contexts(Struct):
 
 def contexts_file() -> Path:
     """Returns the file, in the folder of the user's configuration (XDG)."""
-    folder = os.environ.get("XDG_CONFIG_HOME", "")
-    return (Path(folder) if Path(folder).is_absolute() else Path.home() / ".config") / "firstline" / "contexts.json"
+    folder = Path(os.environ.get("XDG_CONFIG_HOME", ""))
+    if not folder.is_absolute():
+        try:
+            folder = Path.home() / ".config"
+        except RuntimeError:  # a container may run as a user without an account
+            folder = Path("/.config")
+    return folder / "firstline" / "contexts.json"
 
 
 def read_contexts() -> Contexts:

@@ -36,6 +36,7 @@ from firstline_core.errors import ConfigError, UpdateError
 from firstline_core.fleet.registry import OnlineKey
 from firstline_core.storage.files import make_folder, naming, write_whole
 
+_ROOTS = "*.root.json"
 _ROOT = re.compile(r"([1-9][0-9]{0,8})\.root\.json")
 _KEY = re.compile(r"(root|targets)-([0-9a-f]{8})\.key")
 SUFFIX = ".key"
@@ -53,6 +54,9 @@ class Keyring:
         folder: folder of the keys.
         passphrase: passphrase of the encrypted keys.
         elsewhere: key files outside the folder.
+
+    Raises:
+        ConfigError: one of those is not there, or does not have the name of a key.
     """
 
     def __init__(self, folder: Path, passphrase: str = "", elsewhere: Sequence[Path] = ()) -> None:
@@ -61,6 +65,9 @@ class Keyring:
         self.trust = folder / "trust"
         self._passphrase = passphrase
         self._elsewhere = elsewhere
+        for file in elsewhere:
+            if _KEY.fullmatch(file.name) is None or not file.is_file():
+                raise ConfigError(f"{file} is not a key, such as root-3f9a2c1b.key; name the file as `keys init` did.")
 
     @property
     def draft(self) -> Path:
@@ -86,7 +93,7 @@ class Keyring:
         Raises:
             ConfigError: there are keys already, or the folder cannot be written.
         """
-        if self.metadata.exists():
+        if any(self.metadata.glob(_ROOTS)):
             raise ConfigError(f"{self.folder} has keys already; `firstline keys get` shows them.")
         online_key = roles.public_key(online)
         with naming(self.folder, "written"):
@@ -98,14 +105,14 @@ class Keyring:
         roles.sign(root, [signer for signer, _ in made])
         first = roles.new_targets({}, 1, now_s)
         roles.sign(first, [targets])
-        self._write("1.root.json", root.to_bytes())
         self.keep_targets(first)
+        self._write(self.anchor.name, root.to_bytes())  # the last: with it, there are keys
         return [*(file for _, file in made), targets_file]
 
     def roots(self) -> dict[int, Path]:
         """Returns the paths of the fully signed root metadata by version."""
         versions = {}
-        for path in self.metadata.glob("*.root.json"):
+        for path in self.metadata.glob(_ROOTS):
             match = _ROOT.fullmatch(path.name)
             if match is not None:
                 versions[int(match[1])] = path
@@ -277,7 +284,7 @@ def write_key(folder: Path, role: str, passphrase: str = "") -> tuple[CryptoSign
     signer = CryptoSigner(key)
     encryption: KeySerializationEncryption = NoEncryption()
     if passphrase:
-        encryption = BestAvailableEncryption(passphrase.encode())
+        encryption = BestAvailableEncryption(passphrase.encode(errors="surrogateescape"))
     file = folder / f"{role}-{short(signer.public_key.keyid)}{SUFFIX}"
     with naming(file, "written"):
         write_whole(file, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, encryption))
@@ -306,7 +313,7 @@ def read_key(file: Path, passphrase: str = "") -> CryptoSigner:
             "FIRSTLINE_KEY_PASSPHRASE."
         )
     try:
-        key = load_pem_private_key(content, passphrase.encode() if encrypted else None)
+        key = load_pem_private_key(content, passphrase.encode(errors="surrogateescape") if encrypted else None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         why = "is the passphrase right?" if encrypted else f"{error}."
         raise ConfigError(f"{file} cannot be used as a private key: {why}") from error

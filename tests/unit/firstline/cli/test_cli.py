@@ -109,6 +109,21 @@ def test_wrong_usage_prints_one_sentence_and_exits_2(arguments: list[object], sa
     assert result.stdout == ""
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["keys", "get", "--keys"],
+        ["infer", _DIGITS / "bundle"],
+        [*_COMPLETE, "--out"],
+    ],
+)
+def test_a_path_that_the_system_refuses_is_named(arguments: list[object]) -> None:
+    """As one in a folder that this user may not enter, which root may."""
+    path = "a" * 300
+    refusal = run(*arguments, path, code=2).stderr
+    assert path in refusal and "File name too long" in refusal
+
+
 def test_verify_fails_on_changed_bytes(tmp_path: Path) -> None:
     out = tmp_path / "bundle"
     run(*_COMPLETE, "--out", out)

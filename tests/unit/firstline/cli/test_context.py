@@ -60,6 +60,13 @@ def test_a_context_that_cannot_work_is_refused() -> None:
     assert "Name the gateway of the context copy" in run("create", "copy", code=2).stderr
 
 
+def test_a_user_without_an_account_has_no_contexts(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("XDG_CONFIG_HOME", "HOME"):
+        monkeypatch.delenv(name)
+    monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)  # raises KeyError
+    assert listed()["contexts"] == {}
+
+
 def test_a_context_that_the_environment_overrides_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     run("create", "lab", "--gateway", "http://127.0.0.1:8080/")
     factory()
