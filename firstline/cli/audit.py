@@ -58,6 +58,8 @@ def verify(
 
     saved = _read(head) if head is not None else None
     if file is not None:
+        if keep is not None:
+            raise ConfigError("--keep saves the head of the gateway's log; leave it out, or leave out --file.")
         return _of_export(file, saved, public_key)
     with gateway.fleet() as fleet:
         # The head first: what is added meanwhile comes after it.

@@ -19,7 +19,7 @@ from firstline_core.storage.secrets import read_secret
 
 if TYPE_CHECKING:
     from firstline.console import accounts as accounts_module
-    from firstline.console.settings import Settings, check_length
+    from firstline.console.settings import Settings, check_password
 
 app = command_group()
 
@@ -53,8 +53,8 @@ def console(
         plain_http: Serve other machines without TLS, e.g. behind a proxy.
     """
     if hash_password:
-        password = sys.stdin.readline().rstrip("\n")
-        check_length(password or " ")
+        password = sys.stdin.buffer.readline().decode(errors="surrogateescape").rstrip("\r\n")
+        check_password(password)
         typer.echo(accounts_module.hash_password(password))
         return
     shared = read_secret(password_file, "--password-file", "the password") or os.environ.get(_PASSWORD, "")

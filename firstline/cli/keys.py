@@ -164,6 +164,8 @@ def rotate(
     """
     keyring = keys.keyring()
     if role == "online":
+        if key:
+            raise ConfigError("--key names a root or a targets key; leave it out, because there is one online key.")
         with gateway.registry() as registry:
             keyring.name_online(registry.online_key(fresh=True), time.time())
             return _published(keyring, registry)

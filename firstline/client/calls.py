@@ -148,8 +148,10 @@ def infer(
         raise InvalidTensorError(f"inputs is {type(inputs).__name__}; give arrays by the names of the model's inputs.")
     if isinstance(outputs, str):
         raise InvalidTensorError(f"outputs is the string {shown(outputs)}; give a list of names.")
-    for text, name in ((model, "model"), (client_id, "id"), *((each, "the name of an input") for each in inputs)):
-        _check_text(text, name)
+    _check_text(client_id, "id")
+    for names, kind in ((inputs, "input"), (outputs, "output")):
+        for name in names:
+            _check_text(name, f"the name of an {kind}")
     sent_id = client_id or new_request_id()
     request = InferRequest(
         model=model,
@@ -225,7 +227,6 @@ def infer_file(model: str, file: str | Path | bytes, options: FileOptions, *, cl
         InvalidTensorError: the file cannot be read, or an option is not valid.
     """
     _check_options(options, FileOptions)
-    _check_text(model, "model")
     content = _content(file)
     params: dict[str, Any] = {key: str(options[key]) for key in ("route", "privacy", "wait") if key in options}
     timeout_s = _timeout_s(options)
@@ -236,7 +237,7 @@ def infer_file(model: str, file: str | Path | bytes, options: FileOptions, *, cl
     if source := _source(options):
         params["source"] = source
     params |= _selection(options)
-    path = f"/firstline/v1/models/{quote(model, safe='')}/infer"
+    path = f"/firstline/v1/models/{_in_path(model, 'model')}/infer"
     headers = {http.CONTENT_TYPE: http.BINARY_TYPE} | _traced(options)
     sent_id = params["id"] = client_id or new_request_id()
     return Call("POST", path, partial(read_prediction, sent_id=sent_id), content, headers, params)
@@ -251,6 +252,8 @@ def _selection(options: FileOptions) -> dict[str, Any]:
         if isinstance(options["classes"], str):
             raise InvalidTensorError(f"classes is the string {shown(options['classes'])}; give a list of labels.")
         params["classes"] = list(options["classes"])  # repeated, because labels may hold commas
+        for label in params["classes"]:
+            _check_text(label, "a label of classes")
     return params
 
 
@@ -313,7 +316,7 @@ def prediction(request_id: str, options: FileOptions) -> Call[Prediction]:
 
 
 def _answer_path(request_id: str) -> str:
-    return f"/firstline/v1/answers/{quote(request_id, safe='')}"
+    return f"/firstline/v1/answers/{_in_path(request_id, 'the id of an answer')}"
 
 
 def _read_answer(read: Callable[[httpx.Response], Answered], request_id: str, response: httpx.Response) -> Answered:
@@ -388,8 +391,14 @@ def read_ready(response: httpx.Response) -> bool:
 
 
 def _v2(model: str, version: str | int) -> str:
-    path, text = f"/v2/models/{quote(model, safe='')}", str(version)
-    return f"{path}/versions/{quote(text, safe='')}" if text else path
+    path, text = f"/v2/models/{_in_path(model, 'model')}", str(version)
+    return f"{path}/versions/{_in_path(text, 'version')}" if text else path
+
+
+def _in_path(text: str, name: str) -> str:
+    """Returns a text as one part of a path."""
+    _check_text(text, name)
+    return quote(text, safe="")
 
 
 def _check_text(text: str, name: str) -> None:

@@ -60,7 +60,7 @@ def add_pages(watch: Watch) -> None:
                 "selector": ("Tags, such as site=berlin,!test", selector),
                 "model": ("Model, such as digits or digits 2", model),
             }
-            search_form("/devices", "Choose devices", fields, {"presence": presence or "", "sort": sort})
+            search_form("/devices", "Choose devices", fields, view.parameters(chosen))
             choices("Presence", view.presence_links(chosen))
             choices("Order", view.order_links(chosen))
             with card():

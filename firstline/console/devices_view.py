@@ -65,18 +65,16 @@ def do_each(fleet: Fleet, names: Sequence[str], do: DeviceCommand) -> None:
             raise RequestError(f"{done} of {len(names)} devices are done; {name} failed: {error.message}") from error
 
 
+def parameters(chosen: Chosen) -> dict[str, str]:
+    """Returns the parameters of a page's address; "" for those that choose nothing."""
+    accepted = "" if chosen.accepted is None else str(chosen.accepted).lower()
+    sort = "" if chosen.sort is Sort.NAME else chosen.sort
+    return {**chosen._asdict(), "presence": chosen.presence or "", "accepted": accepted, "sort": sort}
+
+
 def page_of(chosen: Chosen, after: str = "") -> str:
     """Returns the address of a page of devices."""
-    return address(
-        "/devices",
-        search=chosen.search,
-        selector=chosen.selector,
-        model=chosen.model,
-        presence=chosen.presence or "",
-        accepted="" if chosen.accepted is None else str(chosen.accepted).lower(),
-        sort="" if chosen.sort is Sort.NAME else chosen.sort,
-        after=after,
-    )
+    return address("/devices", **parameters(chosen), after=after)
 
 
 def presence_links(chosen: Chosen) -> list[tuple[str, str, bool]]:

@@ -396,13 +396,13 @@ def search_form(
         path: of the page.
         label: for screen readers.
         fields: label and value by parameter.
-        hidden: further parameters and their values.
+        hidden: parameters that stay as they are; those with a field, or without a value, are left out.
     """
     form = ui.element("form").props(f'method="get" action="{path}" role="search"')
     form.props["aria-label"] = label
     with form.classes("flex flex-wrap gap-3 items-center mb-4"):
         for name, value in (hidden or {}).items():
-            if value:
+            if value and name not in fields:
                 field = ui.element("input").props(f'type="hidden" name="{name}"')
                 field.props["value"] = value
         for name, (caption, value) in fields.items():

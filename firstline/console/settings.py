@@ -43,7 +43,8 @@ class Settings:
     plain_http: bool = False
 
     def __post_init__(self) -> None:
-        check_length(self.accounts.shared)
+        if self.accounts.shared:
+            check_password(self.accounts.shared)
         if (self.tls_certificate is None) is not (self.tls_key is None):
             raise ConfigError("TLS needs both files: --tls-cert with the certificate, --tls-key with its key.")
         if self.local:
@@ -81,11 +82,15 @@ class Settings:
         return self.scheme == "https" or (oidc is not None and urlsplit(oidc.url).scheme == "https")
 
 
-def check_length(password: str) -> None:
-    """Checks that a password, if there is one, is long enough.
+def check_password(password: str) -> None:
+    """Checks that a password is long enough, and that a browser can send it.
 
     Raises:
-        ConfigError: it is too short.
+        ConfigError: it is too short, or not UTF-8; the message does not contain it.
     """
-    if password and len(password) < _FEWEST_CHARACTERS:
+    try:
+        password.encode()
+    except UnicodeEncodeError:
+        raise ConfigError("The console's password is not UTF-8 text; choose another.") from None
+    if len(password) < _FEWEST_CHARACTERS:
         raise ConfigError(f"The console's password has {len(password)} characters; use {_FEWEST_CHARACTERS} or more.")

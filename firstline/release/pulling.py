@@ -65,6 +65,9 @@ def pull_bundle(
                 report(done, total)
             done = before + file.size_bytes
             report(done, total)
+        for path in unfinished.rglob("*"):  # of an interrupted pull of another version
+            if path.is_file() and path.relative_to(unfinished).as_posix() not in wanted:
+                path.unlink()
         open_bundle(unfinished)
         os.replace(unfinished, folder)  # noqa: PTH105 (a folder)
     return PulledBundle(folder, fetched)

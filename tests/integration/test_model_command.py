@@ -90,6 +90,7 @@ async def test_keys_are_rotated_revoked_and_renewed(site: RegistrySite, tmp_path
     assert "names no key" in refused.stderr
     online = next(one["key"] for one in after["keys"] if one["role"] == "snapshot")
     assert "rotate online" in (await run(site, "keys", "revoke", online, code=2)).stderr
+    assert "leave it out" in (await run(site, "keys", "rotate", "online", "--key", "zz", code=2)).stderr
     assert "has no one key" in (await run(site, "keys", "rotate", "root", "--key", "zz", code=2)).stderr
     await run(site, "model", "push", DIGITS)
 

@@ -84,6 +84,15 @@ async def test_bundle_is_pushed_listed_and_pulled_unchanged(begun: RegistrySite,
     assert actions == [("application:ops", "registry.publish")] * 2
 
 
+async def test_files_of_an_interrupted_pull_are_not_kept(begun: RegistrySite, tmp_path: Path) -> None:
+    """They may be of another version, and nothing has verified them."""
+    part = tmp_path / "pulled.part"
+    part.mkdir()
+    (part / "other.onnx").touch()
+    bundle = await pulled(begun, tmp_path / "pulled")
+    assert {path.name for path in bundle.path.iterdir()} == {path.name for path in DIGITS.iterdir()}
+
+
 async def test_existing_files_are_not_uploaded_again(begun: RegistrySite, tmp_path: Path) -> None:
     again = await begun.push(open_bundle(DIGITS))
     assert (again.sent_bytes, again.is_new) == (0, False)

@@ -210,6 +210,7 @@ async def test_the_audit_log_is_exported_and_verified_without_the_gateway(site: 
         verified = await site("audit", "verify", "--file", str(file))
         assert "none changed; signed" in verified.stdout and "was not compared" in verified.stdout, verified.output
         key = json.loads(head_of(file).read_bytes())["public_key"]
+        assert "leave out --file" in (await site("audit", "verify", "--file", str(file), "--keep", "x", code=2)).stderr
         known = await site("audit", "verify", "--file", str(file), "--public-key", key)
         assert "was not compared" not in known.stdout, known.output
         wrong = await site("audit", "verify", "--file", str(file), "--public-key", "0" * 64, code=1)

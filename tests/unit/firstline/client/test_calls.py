@@ -65,6 +65,16 @@ class TestInfer:
         assert calls.infer_file("a/b", b"x", {}).path == "/firstline/v1/models/a%2Fb/infer"
         assert calls.answer("../x").path == "/firstline/v1/answers/..%2Fx"
 
+    @pytest.mark.parametrize("text", ["\ud800", None])
+    def test_text_that_no_path_carries_is_refused(self, text: Any) -> None:
+        for call in (calls.answer, calls.forget, calls.metadata):
+            with pytest.raises(errors.InvalidTensorError, match="cannot be sent as text"):
+                call(text)
+        with pytest.raises(errors.InvalidTensorError, match="a label of classes"):
+            calls.infer_file("m", b"x", {"classes": [text]})
+        with pytest.raises(errors.InvalidTensorError, match="version"):
+            calls.metadata("m", "\ud800")
+
     def test_version_can_be_a_number(self) -> None:
         assert calls.infer("m", {"x": [1]}, {}, version=3).path == "/v2/models/m/versions/3/infer"
         assert calls.metadata("m", 0).path == "/v2/models/m/versions/0"
@@ -125,6 +135,7 @@ class TestRequestOptions:
         ({"inputs": {"\ud800": np.zeros(1)}}, "cannot be sent as text"),
         ({"client_id": "\ud800"}, r"id is '\ud800', which cannot be sent as text"),
         ({"model": "\ud800"}, r"model is '\ud800', which cannot be sent as text"),
+        ({"outputs": ["\ud800"]}, "the name of an output is"),
         ({"outputs": "probabilities"}, "outputs is the string 'probabilities'; give a list of names."),
     ],
 )

@@ -43,6 +43,19 @@ def test_invalid_options_are_explained(arguments: tuple[str, ...], environment: 
     assert refused.exit_code == 2 and message in refused.stderr, refused.output
 
 
+@pytest.mark.parametrize(
+    ("typed", "message"),
+    [
+        (b"", "has 0 characters"),
+        (b"geheim\n", "has 6 characters"),
+        (b"geheimgeheim\xff\n", "is not UTF-8 text; choose another"),
+    ],
+)
+def test_a_password_that_nobody_could_use_has_no_hash(typed: bytes, message: str) -> None:
+    refused = CliRunner().invoke(app, ["console", "--hash-password"], input=typed)
+    assert refused.exit_code == 2 and message in refused.stderr and "geheim" not in refused.output
+
+
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this system has no IPv6")
 @pytest.mark.parametrize(
     ("host", "clients"), [("::", ("127.0.0.1", "::1")), ("[::1]", ("::1",)), ("0.0.0.0", ("127.0.0.1",))]

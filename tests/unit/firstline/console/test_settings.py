@@ -36,9 +36,11 @@ def test_other_addresses_need_a_password_and_tls_or_plain_http(host: str) -> Non
     assert replace(LOCAL, host=host, accounts=SHARED, tls_certificate=PEM, tls_key=PEM).scheme == "https"
 
 
-def test_a_short_password_and_incomplete_tls_are_refused() -> None:
+def test_an_unusable_password_and_incomplete_tls_are_refused() -> None:
     with pytest.raises(ConfigError, match="has 6 characters"):
         replace(LOCAL, accounts=Accounts(shared="secret"))
+    with pytest.raises(ConfigError, match="is not UTF-8 text; choose another"):  # the password is not in the message
+        replace(LOCAL, accounts=Accounts(shared="correct horse \udcff"))
     with pytest.raises(ConfigError, match="both files"):
         replace(LOCAL, tls_certificate=PEM)
 

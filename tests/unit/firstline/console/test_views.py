@@ -24,6 +24,7 @@ from firstline_core.fleet.rest import (
     FleetOverview,
     Outbox,
     Presence,
+    Sort,
     TierCounts,
     TierHistory,
 )
@@ -410,6 +411,12 @@ def test_links_choose_presence_and_order() -> None:
     assert presences["Late"] == ("/devices?selector=site%3Dberlin&presence=late", False)
     assert presences["Not accepted"][0].endswith("accepted=false")
     assert [chosen for _, _, chosen in devices_view.order_links(CHOSEN)] == [True, False]
+
+
+def test_a_search_keeps_what_the_links_have_chosen() -> None:
+    chosen = CHOSEN._replace(accepted=False, sort=Sort.LAST_SEEN)
+    hidden = {name: value for name, value in devices_view.parameters(chosen).items() if value}
+    assert hidden == {"selector": "site=berlin", "accepted": "false", "sort": "last_seen"}
 
 
 def test_typed_tags() -> None:
