@@ -46,7 +46,7 @@ def duration_text(seconds: float) -> str:
 
 
 def utc_time(wall_s: float) -> datetime:
-    """Returns a wall time in UTC; one outside of the years 1970 to 9999 becomes the first or the last of these years."""
+    """Returns a wall time in UTC; one outside of 1970 to 9999 becomes the first or the last of these years."""
     return datetime.fromtimestamp(min(max(wall_s, 0.0), _LAST_S), UTC)
 
 
