@@ -83,7 +83,7 @@ def _token_text(file: str) -> str:
     """Returns the token from a file or stdin: every user of the machine can read the command line."""
     if file != "-":
         return read_secret(file, "--token-file", "the join token")
-    return sys.stdin.read(_TOKEN_LIMIT_CHARS)
+    return sys.stdin.read(_TOKEN_LIMIT_CHARS) if sys.stdin is not None else ""  # None: it is closed
 
 
 def _show(arguments: argparse.Namespace, what: str, identity: IdentityDocument, settings: EdgeSettings) -> None:

@@ -162,7 +162,9 @@ def _add_fleet_commands(commands: Commands) -> None:
         example="update rollback digits",
     )
     what = rollback.add_mutually_exclusive_group(required=True)
-    what.add_argument("model", metavar="MODEL", nargs="?", help="the model's name, see `edge-agent update list`")
+    what.add_argument(
+        "model", type=_parse_name, metavar="MODEL", nargs="?", help="the model's name, see `edge-agent update list`"
+    )
     what.add_argument("--configuration", action="store_true", help="the configuration, instead of a model")
 
 
@@ -225,6 +227,12 @@ def _add_hardware_commands(commands: Commands) -> None:
         help="also measure single samples after this long at full load; implies --alone",
     )
     profile.add_argument("--remeasure", action="store_true", help="measure known points again")
+
+
+def _parse_name(text: str) -> str:
+    if not text:  # of a variable that a script forgot to set; without a name the configuration would be meant
+        raise argparse.ArgumentTypeError("the name is empty; see `edge-agent update list`")
+    return text
 
 
 def _parse_time(text: str) -> float:

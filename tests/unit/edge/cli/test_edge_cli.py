@@ -27,6 +27,7 @@ from firstline_edge.__main__ import main
 from firstline_edge.cli import doctor, doctor_device
 from firstline_edge.cli.explain import describe
 from firstline_edge.cli.findings import Severity
+from firstline_edge.cli.parser import parse
 from firstline_edge.cli.status import describe as describe_status
 from firstline_edge.settings.load import load
 from firstline_edge.state import StateDirectory
@@ -180,6 +181,18 @@ def test_explain_plan_uses_measured_splits(tmp_path: Path, run: Run) -> None:
     refused = run(*arguments)
     assert refused.code == 1
     assert "does not say how a model splits" in refused.err
+
+
+def test_an_empty_name_rolls_nothing_back(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        parse(["update", "rollback", ""])
+    assert "the name is empty" in capsys.readouterr().err
+
+
+def test_a_closed_stdin_holds_no_token(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    ended = run("join", "https://gateway.example", "--token-file", "-")
+    assert ended.code == 2 and "not a join token" in ended.err
 
 
 def test_status_without_an_agent(run: Run) -> None:
