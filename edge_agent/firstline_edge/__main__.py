@@ -20,14 +20,15 @@ from firstline_edge.cli.parser import parse
 def main() -> int:
     """Runs one command; returns the exit code that `edge-agent --help` explains."""
     arguments = parse(sys.argv[1:])
-    serves = arguments.module == "run"
+    serves = arguments.command == "edge-agent run"
     return run_program(partial(_run, arguments), print_error, name=arguments.command, extra="edge", serves=serves)
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    # Each command is a module, so that one needs no more than it uses.
+    # `edge-agent update list` is in `cli/update_list.py`: a command needs no more than it uses.
+    module = "_".join(arguments.command.split()[1:])
     gc.disable()  # nothing of an import is garbage
-    command: Callable[[argparse.Namespace], int] = import_module(f"firstline_edge.cli.{arguments.module}").command
+    command: Callable[[argparse.Namespace], int] = import_module(f"firstline_edge.cli.{module}").command
     gc.freeze()
     gc.enable()
     return run_with_output(lambda: command(arguments), print_error)

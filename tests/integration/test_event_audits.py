@@ -24,7 +24,7 @@ from firstline_core.ids import new_request_id
 from firstline_core.processing.steps import BoxRows, Suppress
 from firstline_core.types import InferRequest, InferResponse, Tensor
 from firstline_edge.app import EdgeAgent
-from firstline_edge.cli import audits
+from firstline_edge.cli import audit_list
 from firstline_edge.cli.parser import parse
 
 PROMISED = {"missed dog": 0.05, "invented dog": 0.05}
@@ -144,7 +144,7 @@ async def test_audits_renew_a_promise_about_an_event(tmp_path: Path, capsys: pyt
             assert (event["counted"], event["lost"], camera.contract["alarm"]) == (60, 10, False)
     config = tmp_path / "agent.toml"
     config.write_text(f'[agent]\nstate_dir = "{tmp_path / "state"}"\n')
-    assert audits.command(parse(["audit", "list", "--config", str(config)])) == 0
+    assert audit_list.command(parse(["audit", "list", "--config", str(config)])) == 0
     table = capsys.readouterr().out
     assert table.splitlines()[0] == "score,agree,weight,kept,certificate,missed dog"
 

@@ -154,7 +154,7 @@ def test_an_unusable_configuration_is_an_error(config: Path, state: Path) -> Non
 # What a command imports is read by root: an interpreter may be unreadable for other users.
 _AS_NOBODY = f"""
 import os, sys
-import firstline_edge.cli.purge, firstline_edge.cli.rollback, firstline_edge.cli.updates
+import firstline_edge.cli.purge, firstline_edge.cli.update_rollback, firstline_edge.cli.update_list
 from firstline_edge.__main__ import main
 os.setgroups([])
 os.setgid({NOBODY})

@@ -70,7 +70,7 @@ def load_settings(arguments: argparse.Namespace, **overrides: object) -> EdgeSet
 def _add_init(commands: Commands) -> None:
     purpose = "write a first configuration with the five settings that matter"
     init = add_command(commands, "init", purpose, example="edge-agent init --config edge-agent.toml")
-    init.set_defaults(module="init", command=init.prog)
+    init.set_defaults(command=init.prog)
     init.add_argument(
         "--config",
         type=Path,
@@ -109,7 +109,6 @@ def _add_agent_commands(commands: Commands) -> None:
         add_group(commands, "audit", "list the audited answers"),
         "list",
         "print audited and escalated answers for `firstline certify --scores`",
-        module="audits",
         example="audit list --model digits --since 2026-11-21T19:30:00Z",
         forms=("csv", "json"),
     )
@@ -147,18 +146,13 @@ def _add_fleet_commands(commands: Commands) -> None:
 
     updates = add_group(commands, "update", "list and roll back the fleet's updates of models and configuration")
     _command(
-        updates,
-        "list",
-        "print the state of the fleet's updates of models and configuration",
-        module="updates",
-        example="update list",
+        updates, "list", "print the state of the fleet's updates of models and configuration", example="update list"
     )
 
     rollback = _command(
         updates,
         "rollback",
         "roll a model or the configuration back to the previous version",
-        module="rollback",
         example="update rollback digits",
     )
     what = rollback.add_mutually_exclusive_group(required=True)
@@ -171,18 +165,13 @@ def _add_fleet_commands(commands: Commands) -> None:
 def _add_hardware_commands(commands: Commands) -> None:
     hardware = add_group(commands, "hardware", "print the hardware of this device")
     read = _command(
-        hardware,
-        "get",
-        "print the hardware of this device and its sensor readings",
-        module="hardware",
-        example="hardware get --measure",
+        hardware, "get", "print the hardware of this device and its sensor readings", example="hardware get --measure"
     )
     read.add_argument("--measure", action="store_true", help="try every provider, as the agent does at its first start")
     planning = _command(
         add_group(commands, "plan", "plan how models run best on this device"),
         "explain",
         "explain how a model runs best on this device",
-        module="plan",
         example="plan explain digits --bandwidth 8 --round-trip 20",
     )
     planning.add_argument("model", metavar="MODEL", nargs="?", help="only this model; default: all models")
@@ -202,7 +191,6 @@ def _add_hardware_commands(commands: Commands) -> None:
         add_group(commands, "profile", "measure models on this device"),
         "create",
         "measure what each model of a bundle costs on this device",
-        module="profile",
         example="profile create digits --quick",
     )
     profile.add_argument("model", metavar="MODEL|BUNDLE", help="a name below models.directories, or a bundle's folder")
@@ -275,17 +263,11 @@ def _parse_override(text: str) -> tuple[str, str]:
 
 
 def _command(
-    commands: Commands,
-    name: str,
-    purpose: str,
-    *,
-    example: str,
-    module: str = "",
-    forms: tuple[str, ...] = ("text", "json"),
+    commands: Commands, name: str, purpose: str, *, example: str, forms: tuple[str, ...] = ("text", "json")
 ) -> Parser:
-    """Adds a command, which the function `command` of a module carries out: of its own name if none is given."""
+    """Adds a command that reads settings, which all do except for `init`."""
     command = add_command(commands, name, purpose, example=f"edge-agent {example}", epilog=_EPILOG, forms=forms)
-    command.set_defaults(module=module or name, command=command.prog)
+    command.set_defaults(command=command.prog)
     command.add_argument("--config", type=Path, metavar="FILE", help="settings (TOML); without it the defaults")
     command.add_argument(
         "--set",

@@ -17,7 +17,7 @@ from firstline_core.profile.profile import Profile, encode
 from firstline_core.routing.timing import LinkTiming
 from firstline_edge.cli import plan
 from firstline_edge.cli.parser import parse
-from firstline_edge.cli.plan import link_for_plan, with_measurements
+from firstline_edge.cli.plan_explain import link_for_plan, with_measurements
 from firstline_edge.state import StatePaths
 
 

@@ -15,7 +15,7 @@ from firstline_core.routing import audit
 from firstline_edge.audits import records
 from firstline_edge.audits.records import CertificateRecord, CertificateState, EventRecord, record_key
 from firstline_edge.audits.samples import Sample, SampleLog
-from firstline_edge.cli import audits
+from firstline_edge.cli import audit_list
 from firstline_edge.cli.doctor_models import contract_findings
 from firstline_edge.cli.explain import describe
 from firstline_edge.cli.findings import Severity
@@ -96,7 +96,7 @@ def written(tmp_path: Path, *samples: Sample) -> None:
 
 
 def run(tmp_path: Path, *arguments: str) -> int:
-    return audits.command(parse(["audit", "list", "--set", f"agent.state_dir={tmp_path}", *arguments]))
+    return audit_list.command(parse(["audit", "list", "--set", f"agent.state_dir={tmp_path}", *arguments]))
 
 
 def test_the_table_is_of_the_newest_certificate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
