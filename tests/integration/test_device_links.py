@@ -28,6 +28,7 @@ from firstline_core.types import Answer
 from firstline_edge.app import EdgeAgent
 from firstline_edge.cli.doctor_device import identity_findings
 from firstline_edge.cli.doctor_links import link_findings
+from firstline_edge.cli.doctor_models import bundles_in_use
 from firstline_edge.cli.findings import Severity
 from firstline_edge.cloud.link import LinkStatus
 from firstline_edge.identity.credentials import DeviceIdentity
@@ -172,7 +173,7 @@ async def test_doctor_checks_the_identity_without_disturbing_the_agent(gateway: 
         assert findings["identity"].severity is Severity.OK
         assert "patient at https://" in findings["identity"].detail
         credentials = DeviceIdentity(agent.settings, SYSTEM_CLOCK).credentials
-        found, offset_s = await link_findings(agent.settings, credentials)
+        found, offset_s = await link_findings(agent.settings, bundles_in_use(agent.settings)[0], credentials)
         assert {one.severity for one in found} == {Severity.OK}, found
         assert offset_s is not None
         assert await asked(agent) == "cloud"
@@ -196,17 +197,18 @@ async def test_doctor_reports_the_running_agents_own_link(gateway: TlsSite, tmp_
             status = json.dumps({"links": links}).encode()
             with answering(lambda *_, status=status: (200, {}, status)) as url:
                 state.publish_url(url)
-                [finding], _ = await link_findings(settings, credentials)
+                [finding], _ = await link_findings(settings, credentials=credentials)
             assert finding.severity is severity and says in finding.detail, finding
         state.publish_url(f"http://127.0.0.1:{free_port()}")
-        [finding], _ = await link_findings(settings, credentials)
+        [finding], _ = await link_findings(settings, credentials=credentials)
     assert finding.severity is Severity.WARNING and "No agent answers at" in finding.detail
 
 
 async def test_doctor_reports_a_revoked_device(gateway: TlsSite, tmp_path: Path) -> None:
     async with joined(gateway, tmp_path, "banned") as agent:
         await gateway.revoke("banned")
-        findings, _ = await link_findings(agent.settings, DeviceIdentity(agent.settings, SYSTEM_CLOCK).credentials)
+        credentials = DeviceIdentity(agent.settings, SYSTEM_CLOCK).credentials
+        findings, _ = await link_findings(agent.settings, credentials=credentials)
         assert any(one.severity is Severity.ERROR and "was revoked" in one.detail for one in findings), findings
 
 

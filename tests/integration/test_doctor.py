@@ -33,7 +33,7 @@ from firstline_core.types import Tier
 from firstline_edge.app import EdgeAgent
 from firstline_edge.cli.doctor_device import outbox_findings
 from firstline_edge.cli.doctor_links import link_findings, served_findings
-from firstline_edge.cli.doctor_models import model_findings
+from firstline_edge.cli.doctor_models import bundles_in_use, model_findings
 from firstline_edge.cli.findings import Severity
 from firstline_edge.fleet.updates.installed import Installed
 from firstline_edge.fleet.updates.model_store import ModelStore
@@ -97,7 +97,7 @@ async def test_bundles_of_the_gateway_are_compared(digest: str, version: str, sa
         return httpx.Response(200, json=served if asked.url.path == "/firstline/v1/models" else [])
 
     async with httpx.AsyncClient(base_url="http://gateway/", transport=httpx.MockTransport(answer)) as client:
-        [finding] = await served_findings("links[0]", client, edge_settings(tmp_path / "state"))
+        [finding] = await served_findings("links[0]", client, [open_bundle(DIGITS)])
     assert finding.subject == "links[0] model digits 1"
     assert finding.severity is (Severity.ERROR if says else Severity.OK)
     assert says in finding.detail
@@ -118,11 +118,12 @@ async def test_the_fleets_bundle_is_compared_instead_of_the_configured_one(tmp_p
     def answer(asked: httpx.Request) -> httpx.Response:
         return httpx.Response(200, json=index if asked.method == "POST" else {"models": []})
 
+    bundles, _ = bundles_in_use(settings)
     async with httpx.AsyncClient(base_url="http://gateway/", transport=httpx.MockTransport(answer)) as client:
-        [finding] = await served_findings("links[0]", client, settings)
+        [finding] = await served_findings("links[0]", client, bundles)
     assert finding.subject == "links[0] model digits 4"
     assert (finding.detail, finding.advice) == (f"the gateway does not serve it: {reason}", "")
-    assert "digits 4" in next(model_findings(settings)).subject
+    assert "digits 4" in next(model_findings(settings, bundles)).subject
 
 
 @pytest.mark.parametrize(
@@ -142,9 +143,9 @@ def test_settings_that_change_nothing_for_a_bundle_give_a_hint(
     bundle = shutil.copytree(DIGITS, tmp_path / "digits")
     manifest = json.loads((bundle / "manifest.json").read_text())
     (bundle / "manifest.json").write_text(json.dumps(manifest | {"edge": manifest["edge"][:1]}))
-    settings = {"models__directories": [str(bundle)]}
-    assert len(list(model_findings(edge_settings(tmp_path, **settings)))) == 1
-    [_, found] = model_findings(edge_settings(tmp_path, **settings, **changed))
+    settings, bundles = {"models__directories": [str(bundle)]}, [open_bundle(bundle)]
+    assert len(list(model_findings(edge_settings(tmp_path, **settings), bundles))) == 1
+    [_, found] = model_findings(edge_settings(tmp_path, **settings, **changed), bundles)
     assert (found.subject, found.severity) == ("model digits 1", Severity.HINT)
     assert detail in found.detail
     assert advice in found.advice
@@ -156,7 +157,7 @@ def test_settings_that_a_bundle_uses_give_no_hint(tmp_path: Path) -> None:
     here = describe_device(Tree(Path("/")), tmp_path).fingerprint
     path.write_bytes(encode(replace(profile(1.0), fingerprint=here)))
     settings = edge_settings(tmp_path, adaptation__enabled=True, models__as_planned=True)
-    assert not [found for found in model_findings(settings) if "changes nothing" in found.detail]
+    assert not [found for found in model_findings(settings, [open_bundle(DIGITS)]) if "changes nothing" in found.detail]
 
 
 async def test_an_unknown_authority_of_the_gateway_is_named_once(tmp_path: Path) -> None:
@@ -180,7 +181,7 @@ async def test_an_absurd_date_of_a_gateway_is_ignored(tmp_path: Path) -> None:
     async with serving_streams(serve) as port:
         link = {"kind": "http", "url": f"http://127.0.0.1:{port}"}
         findings, offset_s = await link_findings(edge_settings(tmp_path / "state", links=[link]))
-    assert [finding.severity for finding in findings[:2]] == [Severity.OK] * 2 and offset_s is None
+    assert [finding.severity for finding in findings] == [Severity.OK] * 2 and offset_s is None
 
 
 async def test_a_silent_gateway_is_reported_once(tmp_path: Path) -> None:
@@ -197,7 +198,7 @@ async def test_a_silent_ipv6_address_hides_no_gateway(tmp_path: Path) -> None:
         link = {"kind": "http", "url": f"http://{NAME}:{port}", "plain_http": True}
         settings = edge_settings(tmp_path / "state", links=[link], audit__per_hour=0.0)
         with silent_ipv6(port):
-            found, _ = await link_findings(settings)
+            found, _ = await link_findings(settings, [open_bundle(DIGITS)])
             assert [finding.severity for finding in found] == [Severity.OK] * 3
             assert found[1].subject.endswith("token") and found[2].subject.endswith("model digits 1")
             async with EdgeAgent(settings) as agent:

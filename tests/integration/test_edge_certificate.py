@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from firstline.cli.app import app
 from firstline_core.bundle.manifest import MANIFEST_NAME
+from firstline_core.bundle.store import open_bundle
 from firstline_core.types import Answer, Reason
 from firstline_edge.app import EdgeAgent
 from firstline_edge.cli.doctor_models import model_findings
@@ -59,9 +60,10 @@ async def test_device_uses_and_reports_the_certified_threshold_until_the_score_c
     assert (model["certificate"]["epsilon"], model["certificate"]["delta"]) == (0.03, 0.1)
     assert f"        certified: {PROMISE}" in describe_status("http://h", status)
     assert story[-1].endswith(f"It is certified: {PROMISE}.")
-    (finding, *_) = model_findings(settings)
+    (finding, *_) = model_findings(settings, [open_bundle(bundle)])
     assert finding.detail.endswith(f"certified: {PROMISE}")
-    (finding, *_) = model_findings(edge_settings(tmp_path, models__directories=[str(bundle)], policy__kind="edge_only"))
+    other = edge_settings(tmp_path, models__directories=[str(bundle)], policy__kind="edge_only")
+    (finding, *_) = model_findings(other, [open_bundle(bundle)])
     assert finding.detail.endswith("not certified: policy.kind is edge_only, which no certificate covers")
 
     # The cache has what was certified.

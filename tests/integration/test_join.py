@@ -131,7 +131,7 @@ async def test_a_device_of_another_authority_must_join_again(gateway: TlsSite, d
     settings = load(None, environ={}, overrides={"agent.state_dir": str(device.state_dir)})
     async with tls_site(tmp_path / "second") as second:
         moved = replace(settings, links=(replace(settings.links[0], url=second.url),))
-        [finding], _ = await link_findings(moved, DeviceIdentity(moved, SYSTEM_CLOCK).credentials)
+        [finding], _ = await link_findings(moved, credentials=DeviceIdentity(moved, SYSTEM_CLOCK).credentials)
     assert finding.detail.endswith(
         "in tls_ca_file of this link, or join the gateway again with --force and restart the agent."
     )

@@ -67,10 +67,12 @@ def _package_dependent_findings(settings: EdgeSettings) -> Iterator[Finding]:
     from firstline_edge.identity.credentials import DeviceIdentity
 
     identity = DeviceIdentity(settings, SYSTEM_CLOCK)
-    links, clock_offset_s = asyncio.run(doctor_links.link_findings(settings, identity.credentials))
+    bundles, unusable = doctor_models.bundles_in_use(settings)
+    links, clock_offset_s = asyncio.run(doctor_links.link_findings(settings, bundles, identity.credentials))
     yield from doctor_device.hardware_findings(settings)
-    yield from doctor_models.model_findings(settings)
-    yield from doctor_models.contract_findings(settings)
+    yield from doctor_models.model_findings(settings, bundles)
+    yield from unusable
+    yield from doctor_models.contract_findings(settings, bundles)
     yield from doctor_device.identity_findings(identity)
     yield from links
     yield from doctor_device.budget_findings(settings)

@@ -7,15 +7,15 @@ import secrets
 import socket
 import statistics
 import time
+from collections.abc import Sequence
 from email.utils import parsedate_to_datetime
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
 
 from firstline_core.bundle.manifest import Manifest
-from firstline_core.bundle.store import open_bundle
+from firstline_core.bundle.store import Bundle
 from firstline_core.errors import ConfigError, FirstlineError, RemoteTimeoutError
 from firstline_core.protocol.happy_eyeballs import DELAY_S
 from firstline_core.protocol.http import error_from
@@ -27,7 +27,6 @@ from firstline_edge.cli.findings import Finding, Severity, hint_if, ok, problem,
 from firstline_edge.cloud.http_link import HttpLink, client_settings, tls_context, token_of
 from firstline_edge.cloud.link import LinkStatus
 from firstline_edge.cloud.links import mqtt_settings
-from firstline_edge.fleet.updates.model_store import current_bundles
 from firstline_edge.identity.credentials import Credentials
 from firstline_edge.settings.settings import EdgeSettings, LinkSection, link_names
 from firstline_edge.state import is_in_use
@@ -38,12 +37,13 @@ _ADVICE = "give both the same bundle: copy this device's folder {path} into the 
 
 
 async def link_findings(
-    settings: EdgeSettings, credentials: Credentials | None = None
+    settings: EdgeSettings, bundles: Sequence[Bundle] = (), credentials: Credentials | None = None
 ) -> tuple[list[Finding], float | None]:
     """Returns findings for each link, and the seconds by which this clock is ahead of a gateway's; None if unknown.
 
     Args:
         settings: contain the links.
+        bundles: of this device, which each gateway is to serve.
         credentials: of a device that has joined.
     """
     if not settings.links:
@@ -70,7 +70,7 @@ async def link_findings(
             continue
         findings.append(await _round_trip_finding(subject, probe, settings))
         if section.kind == "http" and findings[-1].severity is not Severity.ERROR:
-            access, measured_s = await _access_findings(subject, section, settings, credentials)
+            access, measured_s = await _access_findings(subject, section, bundles, credentials)
             findings += access
             offset_s = measured_s if measured_s is not None else offset_s
     return findings, offset_s
@@ -181,7 +181,7 @@ async def _round_trip_finding(subject: str, probe: HttpLink | _BrokerSession, se
 
 
 async def _access_findings(
-    subject: str, section: LinkSection, settings: EdgeSettings, credentials: Credentials | None
+    subject: str, section: LinkSection, bundles: Sequence[Bundle], credentials: Credentials | None
 ) -> tuple[list[Finding], float | None]:
     """Checks whether the gateway accepts this device and serves its bundles; also returns the clock's offset (seconds).
 
@@ -201,7 +201,7 @@ async def _access_findings(
             )
             findings = [finding]
             if finding.severity is Severity.OK:
-                findings += await served_findings(subject, client, settings)
+                findings += await served_findings(subject, client, bundles)
     except (*HTTP_FAILURES, OSError) as error:
         return [problem(f"{subject} token", f"the gateway did not answer: {str(error) or type(error).__name__}")], None
     date = response.headers.get("date")
@@ -230,25 +230,15 @@ def _token_finding(subject: str, token: str, status: int) -> Finding:
     return ok(subject, "is accepted" if token else "is not needed")
 
 
-async def served_findings(subject: str, client: httpx.AsyncClient, settings: EdgeSettings) -> list[Finding]:
-    """Returns one finding for each readable bundle that this device uses.
+async def served_findings(subject: str, client: httpx.AsyncClient, bundles: Sequence[Bundle]) -> list[Finding]:
+    """Returns whether the gateway serves each bundle of this device.
 
     Args:
         subject: the link.
         client: of the gateway, with the device's token.
-        settings: contain models.directories and the state directory.
+        bundles: of this device.
     """
-    own: list[tuple[Path, Manifest]] = []
-    try:
-        paths = current_bundles(settings)
-    except (FirstlineError, OSError) as error:
-        return [problem(f"{subject} models", f"the fleet's updates cannot be read: {error}")]
-    for path in paths:
-        try:
-            own.append((path, open_bundle(path).manifest))
-        except FirstlineError:  # `doctor_models` reports it
-            continue
-    if not own:
+    if not bundles:
         return []
     try:
         response = await client.get("/firstline/v1/models")
@@ -261,13 +251,13 @@ async def served_findings(subject: str, client: httpx.AsyncClient, settings: Edg
         return [problem(f"{subject} models", "the gateway does not say which models it serves")]
     return [
         _compared(
-            f"{subject} model {manifest.name} {manifest.version}",
-            manifest,
-            served.get(manifest.name, {}),
-            away.get((manifest.name, str(manifest.version)), ""),
-            _ADVICE.format(path=path),
+            f"{subject} model {bundle.manifest.name} {bundle.manifest.version}",
+            bundle.manifest,
+            served.get(bundle.manifest.name, {}),
+            away.get((bundle.manifest.name, str(bundle.manifest.version)), ""),
+            _ADVICE.format(path=bundle.path),
         )
-        for path, manifest in own
+        for bundle in bundles
     ]
 
 

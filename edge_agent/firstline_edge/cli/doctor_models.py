@@ -3,18 +3,11 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from firstline_core.bundle.loading import load_model, load_scorer
-from firstline_core.bundle.manifest import (
-    MANIFEST_NAME,
-    Manifest,
-    Model,
-    certificate_problem,
-    parse_manifest,
-    valid_certificate,
-)
+from firstline_core.bundle.manifest import Manifest, Model, certificate_problem, valid_certificate
 from firstline_core.bundle.store import Bundle, open_bundle, same_version
 from firstline_core.errors import ConfigError, FirstlineError, IntegrityError
 from firstline_core.routing.policy import Policy
@@ -43,8 +36,31 @@ _PROVIDERS = (
 )
 
 
-def model_findings(settings: EdgeSettings) -> Iterator[Finding]:
-    """Yields one finding for each edge variant of each bundle."""
+def bundles_in_use(settings: EdgeSettings) -> tuple[list[Bundle], list[Finding]]:
+    """Returns the bundles that the agent can open, and why it cannot use others."""
+    try:
+        paths = current_bundles(settings)
+    except (FirstlineError, OSError) as error:
+        return [], [problem("models", f"the fleet's updates cannot be read: {error}")]
+    found: dict[ModelKey, Bundle] = {}
+    unusable: list[Finding] = []
+    for path in paths:
+        try:
+            bundle = open_bundle(path)
+        except FirstlineError as error:
+            advice = f"copy the bundle again, whole: rsync -a --delete BUNDLE/ {shlex.quote(str(path))}/"
+            unusable.append(problem(f"bundle {path.name}", error.message, advice))
+            continue
+        key = ModelKey(bundle.manifest.name, bundle.manifest.version)
+        if key in found:
+            unusable.append(problem(f"bundle {path.name}", same_version(path, found[key].path, key)))
+        else:
+            found[key] = bundle
+    return list(found.values()), unusable
+
+
+def model_findings(settings: EdgeSettings, bundles: Iterable[Bundle]) -> Iterator[Finding]:
+    """Yields one finding for each edge variant of each bundle, and one for each folder that contains no bundle."""
     directories = settings.models.folders
     if not directories:
         advice = "name a bundle's folder in models.directories, or every request goes to the cloud"
@@ -59,24 +75,7 @@ def model_findings(settings: EdgeSettings) -> Iterator[Finding]:
     for directory in directories:
         if why := missing_bundle(directory):
             yield problem("models", f"{directory}: {why}")
-    try:
-        paths = current_bundles(settings)
-    except (FirstlineError, OSError) as error:
-        yield problem("models", f"the fleet's updates cannot be read: {error}")
-        return
-    found: dict[ModelKey, Path] = {}
-    for path in paths:
-        try:
-            bundle = open_bundle(path)
-        except FirstlineError as error:
-            advice = f"copy the bundle again, whole: rsync -a --delete BUNDLE/ {shlex.quote(str(path))}/"
-            yield problem(f"bundle {path.name}", error.message, advice)
-            continue
-        key = ModelKey(bundle.manifest.name, bundle.manifest.version)
-        if key in found:
-            yield problem(f"bundle {path.name}", same_version(path, found[key], key))
-            continue
-        found[key] = path
+    for bundle in bundles:
         yield from _bundle_findings(bundle, options, settings)
 
 
@@ -144,24 +143,18 @@ def _measure(bundle: Bundle, model: Model, options: RuntimeOptions) -> tuple[flo
         loaded.close()
 
 
-def contract_findings(settings: EdgeSettings) -> Iterator[Finding]:
-    """Yields the findings of the audits about the certificates in use."""
+def contract_findings(settings: EdgeSettings, bundles: Iterable[Bundle]) -> Iterator[Finding]:
+    """Yields the findings of the audits about the certificates of these bundles."""
     path = StatePaths(settings.state_dir).certificates_path
     try:
         stored = records.read(path)
-        paths = current_bundles(settings)
     except OSError as error:
-        detail = f"{error.filename} cannot be read: {system_reason(error)}"
-        yield warning("audits", detail, "run this as the user that the agent runs as")
+        yield warning("audits", f"{path} cannot be read: {system_reason(error)}", "run this as the agent's user")
         return
     except IntegrityError as error:
         yield warning("audits", error.message, "certify the models again: nothing is certified until then")
         return
-    for folder in paths:
-        try:
-            manifest = parse_manifest((folder / MANIFEST_NAME).read_bytes(), str(folder))
-        except (FirstlineError, OSError):
-            continue  # `model_findings` reports it
+    for manifest in (bundle.manifest for bundle in bundles):
         for variant in manifest.edge:
             record = _record_of(manifest, variant, stored)
             if record is not None:

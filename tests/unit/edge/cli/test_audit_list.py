@@ -10,7 +10,8 @@ import pytest
 from support.agent import edge_settings
 
 from bench.support.bundles import with_certificate
-from firstline_core.bundle.manifest import MANIFEST_NAME, encode_manifest, parse_manifest
+from firstline_core.bundle.manifest import MANIFEST_NAME, parse_manifest
+from firstline_core.bundle.store import Bundle
 from firstline_core.routing import audit
 from firstline_edge.audits import records
 from firstline_edge.audits.records import CertificateRecord, CertificateState, EventRecord, record_key
@@ -151,11 +152,8 @@ def test_doctor_reports_an_alarm_of_a_bundle_in_use(tmp_path: Path) -> None:
     original = parse_manifest((Path(__file__).parents[4] / "models/digits/bundle" / MANIFEST_NAME).read_bytes())
     variant = with_certificate(original.edge[0], original)
     manifest = msgspec.structs.replace(original, edge=(variant,))
-    bundle = tmp_path / "digits"
-    bundle.mkdir()
-    (bundle / MANIFEST_NAME).write_bytes(encode_manifest(manifest))
-    settings = edge_settings(tmp_path / "state", models__directories=[str(bundle)])
-    assert list(contract_findings(settings)) == []
+    settings, bundles = edge_settings(tmp_path / "state"), [Bundle(tmp_path, manifest)]
+    assert list(contract_findings(settings, bundles)) == []
     assert variant.certificate is not None
     key = record_key(manifest.name, str(manifest.version), variant.certificate)
     record = CertificateRecord(
@@ -163,13 +161,13 @@ def test_doctor_reports_an_alarm_of_a_bundle_in_use(tmp_path: Path) -> None:
     )
     path = StatePaths(tmp_path / "state").certificates_path
     path.parent.mkdir(parents=True)
-    records.RecordFile(path).write(records.encode({key: record, "gone": record}))
-    (finding,) = contract_findings(settings)
+    records.RecordFile(path).write(records.encode({key: record, "gone": record}, ()))
+    (finding,) = contract_findings(settings, bundles)
     assert (finding.severity, finding.detail) == (Severity.OK, "10 audits, 3 disagreed")
     record.state = CertificateState("broken_on_device", "because")
-    records.RecordFile(path).write(records.encode({key: record}))
-    (finding,) = contract_findings(settings)
+    records.RecordFile(path).write(records.encode({key: record}, ()))
+    (finding,) = contract_findings(settings, bundles)
     assert finding.severity is Severity.WARNING and "its certificate is void: because" in finding.detail
     path.write_text("{")
-    (finding,) = contract_findings(settings)
+    (finding,) = contract_findings(settings, bundles)
     assert finding.severity is Severity.WARNING and str(path) in finding.detail

@@ -400,7 +400,7 @@ class TestDoctor:
         path.mkdir(parents=True)
         _, found = findings()
         assert found["audits"]["detail"].startswith(f"{path} cannot be read: ")
-        assert "the user that the agent runs as" in found["audits"]["advice"]
+        assert "the agent's user" in found["audits"]["advice"]
 
     def test_a_damaged_outbox_is_reported(self, config: Path, findings: Findings) -> None:
         aside = config.parent / "state" / "outbox" / "outbox.db.damaged"

@@ -15,7 +15,7 @@ from firstline_core.hardware.survey import describe_device
 from firstline_core.planning.plan import Link
 from firstline_core.profile.profile import Profile, encode
 from firstline_core.routing.timing import LinkTiming
-from firstline_edge.cli import plan
+from firstline_edge.cli import plan_explain
 from firstline_edge.cli.parser import parse
 from firstline_edge.cli.plan_explain import link_for_plan, with_measurements
 from firstline_edge.state import StatePaths
@@ -84,7 +84,7 @@ def test_the_plan_uses_the_profile_and_reports_damage(tmp_path: Path, capsys: py
     )
 
     def planned() -> str:
-        assert plan.command(parse(["plan", "explain", "digits", "--config", str(config)])) == 0
+        assert plan_explain.command(parse(["plan", "explain", "digits", "--config", str(config)])) == 0
         return capsys.readouterr().out
 
     assert "edge-onnx by CPUExecutionProvider, 1 thread(s): 7 ms a row" in planned()
