@@ -26,7 +26,7 @@ from firstline_edge.cloud.client import ModelRefusals
 from firstline_edge.hardware.sampler import Sampler, missing_kernel_files
 from firstline_edge.identity.credentials import DeviceIdentity
 from firstline_edge.identity.renewal import CredentialRenewal
-from firstline_edge.models.models import DeviceModel, Models
+from firstline_edge.models.models import DeviceModel, EdgeModel, Models
 from firstline_edge.models.profiles import Profiles
 from firstline_edge.outbox.outbox import Outbox
 from firstline_edge.state import StateDirectory
@@ -117,8 +117,18 @@ class Operations:
         }
 
     def _describe_model(self, model: DeviceModel) -> dict[str, object]:
-        refusal = self.model_refusals.message_of(model.manifest.name, model.version)
-        return _described(model, self.router.threshold(model), refusal) | {
+        edge, threshold = model.edge, self.router.threshold(model)
+        return _identity(model) | {
+            "edge": edge.loaded.model.id if edge is not None else None,
+            "provider": edge.loaded.runtime.provider if edge is not None else None,
+            "row_ms": round(edge.row_ms, 3) if edge is not None else None,
+            "row_ms_from": ("load" if edge.profiled is None else "profile") if edge is not None else None,
+            "score_digest": model.manifest.score_digest(model.manifest.policy.score),
+            "threshold": threshold if math.isfinite(threshold) else None,
+            "passed_over": list(edge.loaded.passed_over) if edge is not None else [],
+            "certificate": _certificate_of(edge),
+            "problem": model.problem or self.model_refusals.message_of(model.key) or None,
+            "variants": model.variants.describe() if model.variants is not None else None,
             "uncertified": self.router.uncertified(model) or None,
             "contract": certificate_reports.describe(self.certificates, model),
         }
@@ -160,25 +170,9 @@ def _identity(model: DeviceModel) -> dict[str, object]:
     }
 
 
-def _described(model: DeviceModel, threshold: float, refusal: str) -> dict[str, object]:
-    edge = model.edge
-    return _identity(model) | {
-        "edge": edge.loaded.model.id if edge is not None else None,
-        "provider": edge.loaded.runtime.provider if edge is not None else None,
-        "row_ms": round(edge.row_ms, 3) if edge is not None else None,
-        "row_ms_from": ("load" if edge.profiled is None else "profile") if edge is not None else None,
-        "score_digest": model.manifest.score_digest(model.manifest.policy.score),
-        "threshold": threshold if math.isfinite(threshold) else None,
-        "passed_over": list(edge.loaded.passed_over) if edge is not None else [],
-        "certificate": certificate_of(model),
-        "problem": model.problem or refusal or None,
-        "variants": model.variants.describe() if model.variants is not None else None,
-    }
-
-
-def certificate_of(model: DeviceModel) -> dict[str, object] | None:
+def _certificate_of(edge: EdgeModel | None) -> dict[str, object] | None:
     """Returns the certificate of the variant in use; None if it has none."""
-    certificate = model.edge.certificate if model.edge is not None else None
+    certificate = edge.certificate if edge is not None else None
     if certificate is None:
         return None
     return {

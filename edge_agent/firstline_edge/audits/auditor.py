@@ -48,17 +48,16 @@ _LEAST_SHARE = 0.01  # of the audits that the budget allows, so that one burst d
 _PROPENSITY_S = 0.1  # the longest use of a propensity, which takes a microsecond to compute
 
 
+@dataclass(slots=True, eq=False)
 class _Slot:
     """The answers of a source in one slot of time: their number, and the sum of their propensities."""
 
-    __slots__ = ("answers", "number", "taken")
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.answers = 0
-        self.taken = 0.0
+    number: int
+    answers: int = 0
+    taken: float = 0.0
 
 
+@dataclass(slots=True, eq=False)
 class _Source:
     """The recent answers of a source.
 
@@ -68,11 +67,10 @@ class _Source:
         answers, taken: sums of all slots.
     """
 
-    __slots__ = ("answers", "drawn", "slots", "taken")
-
-    def __init__(self) -> None:
-        self.drawn = -math.inf
-        self.slots: deque[_Slot] = deque()
+    drawn: float = -math.inf
+    slots: deque[_Slot] = field(default_factory=deque)
+    answers: int = 0
+    taken: float = 0.0
 
     def begin(self, number: int) -> None:
         """Begins a slot, and forgets those whose audits cannot make the source pause any more."""

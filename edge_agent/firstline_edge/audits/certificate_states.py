@@ -294,17 +294,18 @@ class CertificateStates:
             each.occurred += loss > 0
             if audit.alarm(each.test, self.level(monitored)):
                 broken.append(event)
+        if not broken:
+            return
         if broken == [ALL_ROWS]:
             answered = record.agreed + record.disagreed
             audits = f"{counted(answered, 'audit')} on this device"
             cause = f"{record.disagreed} of {audits} disagreed"
             if monitored.certificate.graded:
                 cause = f"{audits} show a mean loss above {100 * monitored.bounds[ALL_ROWS]:.4g} %"
-            self._alarm(monitored, CertificateState("broken_on_device", cause), broken)
-        elif broken:
+        else:
             each = record.events[broken[0]]
             cause = f"in {each.occurred} of {counted(each.counted, 'audit')} on this device in which it can occur"
-            self._alarm(monitored, CertificateState("broken_on_device", cause), broken)
+        self._alarm(monitored, CertificateState("broken_on_device", cause), broken)
 
     def add_sample(self, sample: Sample) -> None:
         """Stores an answer that both models gave and that tests no certificate."""

@@ -66,14 +66,11 @@ def _account(settings: EdgeSettings, ledgers: Mapping[str, Ledger]) -> Account:
 
 def budgets_of(section: BudgetSection) -> dict[str, Budget]:
     """Returns budgets by name, such as "bytes/day"; an amount of 0 means no budget."""
-    periods = {"hour": HOUR_S, "day": DAY_S}
-    amounts = {
-        (resource, name): float(getattr(section, f"{resource}_per_{name}"))
-        for resource in Cost._fields
-        for name in periods
-    }
     return {
-        f"{resource}/{name}": Budget(amount, periods[name]) for (resource, name), amount in amounts.items() if amount
+        f"{resource}/{period}": Budget(float(amount), period_s)
+        for resource in Cost._fields
+        for period, period_s in (("hour", HOUR_S), ("day", DAY_S))
+        if (amount := getattr(section, f"{resource}_per_{period}"))
     }
 
 

@@ -46,7 +46,7 @@ _READ_TIMEOUT_S, _WRITE_TIMEOUT_S = 0.01, 1.0
 # Number of results that share a commit, and seconds after which the next result starts a commit with those that wait.
 # A commit of one result writes seven pages, so shared commits spare flash memory.
 _GROUP_PUTS, _GROUP_S = 64, 60.0
-_GROUP_BYTES = 4 << 20  # of results before they are encoded; large ones do not wait for others
+_GROUP_BYTES = 4 << 20  # in memory; large results do not wait for others
 _WAITING_LIMIT, _WAITING_BYTES = 1024, 16 << 20  # while the disk is slow
 _STALE_LIMIT = 16_384
 _EVERY_KEY = b""  # among stale keys, it means all keys; no result has it
@@ -63,10 +63,6 @@ _BITS_PER_KEY = 16
 
 class Encodable(Protocol):
     """A value that becomes bytes when the disk needs them; it must not change."""
-
-    @property
-    def size_bytes(self) -> int:
-        """Memory that the value takes until then."""
 
     def encode(self) -> bytes: ...
 
@@ -105,7 +101,7 @@ class DiskCache:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="cache-writer")
         # What is to change on the disk, the latest first. None removes the entry of a key.
         self._waiting: Changes = {}  # oldest first
-        self._waiting_bytes = 0
+        self._waiting_bytes = 0  # in memory; never too low
         self._stale: Changes = {}  # the disk may hold older values of these keys: newer ones were never written
         self._group: Changes = {}  # that is being written
         self._writing: Future[None] | None = None
@@ -134,24 +130,30 @@ class DiskCache:
         # An entry from the future was stored before the clock was set back: its age is unknown until that time comes.
         return (_bytes_of(value), left_s) if 0 < left_s <= self._ttl_s + _ROUNDING_S else None
 
-    def put(self, key: bytes, value: Value) -> None:
+    def put(self, key: bytes, value: Value, size_bytes: int = 0) -> None:
         """Stores a value, at the latest when the cache is closed; replaces the value under the key.
 
-        An `Encodable` is encoded in the writing thread, so that no request waits for it.
+        Args:
+            key: not empty.
+            value: an `Encodable` is encoded in the writing thread, so that no request waits for it.
+            size_bytes: memory of the value until it is written; 0 if that is little.
         """
         self._settle()
         if self._database() is None:
             return
         if not self._waiting:
             self._due_s = min(self._due_s, self._clock.monotonic_s() + _GROUP_S)
-        self._drop_waiting(key)  # it is among the newest now
+        if self._waiting_bytes + size_bytes > _WAITING_BYTES:
+            self._mark_stale(self._waiting)
+            self._waiting, self._waiting_bytes = {}, 0
+        self._waiting.pop(key, None)  # it is among the newest now
         self._waiting[key] = (value, time.time() + self._ttl_s)
-        self._waiting_bytes += _size_of(value)
+        self._waiting_bytes += size_bytes
         self._begin_if_due()
-        while len(self._waiting) > _WAITING_LIMIT or self._waiting_bytes > _WAITING_BYTES:
+        if len(self._waiting) > _WAITING_LIMIT:
             oldest = next(iter(self._waiting))
             self._mark_stale([oldest])
-            self._drop_waiting(oldest)
+            del self._waiting[oldest]
 
     def expire(self) -> None:
         """Writes what waits and removes expired entries, both in the background."""
@@ -173,11 +175,6 @@ class DiskCache:
             log.warning("cached results not written", results=results, error=str(_cause(error)))
         self._shut()
         self._thread.shutdown()
-
-    def _drop_waiting(self, key: bytes) -> None:
-        entry = self._waiting.pop(key, None)
-        if entry is not None:
-            self._waiting_bytes -= _size_of(entry[0])
 
     def _begin_if_due(self) -> None:
         """Starts to write what waits if it is complete or has waited long enough, unless a group is being written."""
@@ -379,10 +376,6 @@ class KeyFilter:
 
 def _bytes_of(value: Value) -> bytes:
     return value if isinstance(value, bytes) else value.encode()
-
-
-def _size_of(value: Value) -> int:
-    return len(value) if isinstance(value, bytes) else value.size_bytes
 
 
 def _opened(directory: Path, limit_bytes: int) -> diskcache.Cache:

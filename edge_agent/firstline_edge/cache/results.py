@@ -15,6 +15,7 @@ from msgspec import Struct
 from firstline_core.clock import Clock
 from firstline_core.errors import CapacityError
 from firstline_core.telemetry.metrics import RequestMetrics
+from firstline_core.types import payload_bytes
 from firstline_edge.cache.disk_cache import DiskCache
 from firstline_edge.requests.context import ModelOutput
 from firstline_edge.settings.settings import CacheSection, EncryptionSection
@@ -83,7 +84,7 @@ class ResultCache:
         value, left_s = stored
         found = ModelOutput.decode(value)
         if found is not None:
-            self._remember(key, found, left_s, private=False)
+            self._remember(key, found, payload_bytes(found.outputs.values()), left_s, private=False)
         return found
 
     def put(self, key: bytes, output: ModelOutput, *, private: bool = False) -> None:
@@ -95,10 +96,10 @@ class ResultCache:
             private: whether the input is `local_only`: never on disk, never counted.
         """
         copies = {name: array.copy() for name, array in output.outputs.items()}
-        output = ModelOutput(copies, output.score, output.value)
-        self._remember(key, output, self._ttl_s, private=private)
+        output, size_bytes = ModelOutput(copies, output.score, output.value), payload_bytes(copies.values())
+        self._remember(key, output, size_bytes, self._ttl_s, private=private)
         if not private and self._disk is not None:
-            self._disk.put(key, output)
+            self._disk.put(key, output, size_bytes)
 
     async def keep_expiring(self) -> None:
         """Deletes expired entries from the disk every hour, also while no request arrives, until it is cancelled."""
@@ -112,8 +113,8 @@ class ResultCache:
         if self._disk is not None:
             self._disk.close()
 
-    def _remember(self, key: bytes, output: ModelOutput, left_s: float, *, private: bool) -> None:
-        size_bytes = output.size_bytes + _OVERHEAD_BYTES
+    def _remember(self, key: bytes, output: ModelOutput, size_bytes: int, left_s: float, *, private: bool) -> None:
+        size_bytes += _OVERHEAD_BYTES
         self._forget(key)
         if size_bytes > self._limit_bytes:
             return

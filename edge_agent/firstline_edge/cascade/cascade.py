@@ -153,12 +153,13 @@ class Cascade:
 
     async def _pass_on(self, context: RequestContext) -> InferResponse:
         """Returns the gateway's answer for a model that this device does not hold."""
-        route, privacy = context.request.route, context.request.privacy
-        policy.before(route, privacy, holds_model=False, size_bytes=0, limit_bytes=self.limit_bytes)
-        if not self.escalation.client.linked:
-            unknown = self.models.unknown(context.request.model, context.request.version)
+        request, client = context.request, self.escalation.client
+        policy.before(request.route, request.privacy, holds_model=False, size_bytes=0, limit_bytes=self.limit_bytes)
+        if not client.linked:
+            unknown = self.models.unknown(request.model, request.version)
             raise UnknownModelError(f"{unknown.message} To ask a gateway for it, add a [[links]] section.")
-        return await self.escalation.pass_on(context)
+        context.turn_to(_CLOUD, Reason.HEAVY)
+        return await client.pass_on(request, context.deadline_s, context.attempts)
 
     def _variant_of(self, context: RequestContext, model: DeviceModel) -> DeviceModel:
         """Returns the model with the variant that answers this request."""

@@ -47,15 +47,6 @@ class Escalation:
     _: KW_ONLY
     reserve_s: float
 
-    async def pass_on(self, context: RequestContext) -> InferResponse:
-        """Returns the gateway's answer for a model that this device does not hold.
-
-        Raises:
-            FirstlineError: see `CloudClient.pass_on`.
-        """
-        context.turn_to(Tier.CLOUD, Reason.HEAVY)
-        return await self.client.pass_on(context.request, context.deadline_s, context.attempts)
-
     async def ask(self, context: RequestContext, model: DeviceModel, escalated: Sequence[Row]) -> InferResponse:
         """Asks the full model about the escalated rows; falls back on the edge answer if there can be one.
 

@@ -104,11 +104,6 @@ class LinkState:
             await self.link.discard_connections()
             raise ProtocolError(f"{self.link.address} gave an answer that is not accepted. {error.message}") from error
 
-    def retry_now(self) -> None:
-        """Forgets earlier failures, because the device has a new certificate."""
-        self.breaker.forget()
-        self.link.probe_wanted.set()  # which also ends the prober's wait for an open breaker
-
     def timed(self, flight: Flight, started_s: float, now_s: float, outcome: InferResponse | BaseException) -> None:
         """Records the duration of a call that was answered, or whose caller stopped waiting.
 
@@ -231,7 +226,8 @@ class LinkChain:
     def retry_now(self) -> None:
         """Tries every link again at once, because this device has a new certificate."""
         for state in self._links:
-            state.retry_now()
+            state.breaker.forget()
+            state.link.probe_wanted.set()  # which also ends the prober's wait for an open breaker
 
     async def infer(
         self,

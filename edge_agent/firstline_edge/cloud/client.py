@@ -84,43 +84,43 @@ class ModelRefusals:
         self._errors: dict[ModelVersion, FirstlineError] = {}
         self._since_s: dict[ModelVersion, float] = {}  # when the gateway first lacked the bundle
 
-    def record(self, model: str, version: str, error: FirstlineError) -> None:
+    def record(self, model: ModelVersion, error: FirstlineError) -> None:
         """Stores an error that concerns the model; warns when it is new, not for every request."""
         if not isinstance(error, _OF_THE_MODEL):
             return
-        before = self._errors.get((model, version))
-        self._errors[model, version] = error
+        before = self._errors.get(model)
+        self._errors[model] = error
         if isinstance(error, _LACKS_BUNDLE):
-            self._since_s.setdefault((model, version), self._clock.monotonic_s())
+            self._since_s.setdefault(model, self._clock.monotonic_s())
         if type(before) is not type(error):
-            log.warning("model not served by gateway", model=model, version=version, error=error.message)
+            log.warning("model not served by gateway", model=model[0], version=model[1], error=error.message)
 
-    def clear(self, model: str, version: str) -> None:
+    def clear(self, model: ModelVersion) -> None:
         """Forgets the refusal: the gateway answered."""
-        self._since_s.pop((model, version), None)
-        if self._errors.pop((model, version), None) is not None:
-            log.info("model served by gateway again", model=model, version=version)
+        self._since_s.pop(model, None)
+        if self._errors.pop(model, None) is not None:
+            log.info("model served by gateway again", model=model[0], version=model[1])
 
-    def is_temporary(self, model: str, version: str, error: FirstlineError) -> bool:
+    def is_temporary(self, model: ModelVersion, error: FirstlineError) -> bool:
         """Returns whether the gateway refuses because it lacks the bundle, which it may still get.
 
         Until `BUNDLE_GRACE_S` after the first such refusal, corrections are promised, and promises wait.
         """
-        return isinstance(error, _LACKS_BUNDLE) and self._left_s(model, version) > 0
+        return isinstance(error, _LACKS_BUNDLE) and self._left_s(model) > 0
 
-    def message_of(self, model: str, version: str) -> str:
+    def message_of(self, model: ModelVersion) -> str:
         """Returns the refusal in sentences, and for how long corrections wait; "" for none."""
-        error = self._errors.get((model, version))
+        error = self._errors.get(model)
         if error is None:
             return ""
-        if not self.is_temporary(model, version, error):
+        if not self.is_temporary(model, error):
             return error.message
-        left_min = math.ceil(self._left_s(model, version) / 60)
+        left_min = math.ceil(self._left_s(model) / 60)
         return f"{error.message} Corrections wait {left_min} more min for the gateway to get this device's bundle."
 
-    def _left_s(self, model: str, version: str) -> float:
+    def _left_s(self, model: ModelVersion) -> float:
         now_s = self._clock.monotonic_s()
-        return self._since_s.get((model, version), now_s) + BUNDLE_GRACE_S - now_s
+        return self._since_s.get(model, now_s) + BUNDLE_GRACE_S - now_s
 
 
 class LatenessGate:
@@ -220,7 +220,7 @@ class CloudClient:
 
     def can_be_promised(self, model: DeviceModel, error: FirstlineError) -> bool:
         """Returns whether a correction can be promised after this failure to get the full model's answer."""
-        return can_be_promised(error) or self.refusals.is_temporary(model.manifest.name, model.version, error)
+        return can_be_promised(error) or self.refusals.is_temporary(model.key, error)
 
     def predicted_s(self, request: InferRequest, rows: int) -> float | None:
         """Returns the seconds within which most requests with `rows` rows are answered; None if unknown."""
@@ -302,9 +302,9 @@ class CloudClient:
             try:
                 response = await self._call(sent, deadline_s, attempts, manifest.outputs_of(manifest.full))
             except FirstlineError as error:
-                self.refusals.record(manifest.name, model.version, error)
+                self.refusals.record(model.key, error)
                 raise
-            self.refusals.clear(manifest.name, model.version)
+            self.refusals.clear(model.key)
             self.contracts.apply_notice(model, response.answer.contract if response.answer is not None else None)
             ran = digest_of(response)
             arrays = response.arrays_of(manifest.task.outputs)

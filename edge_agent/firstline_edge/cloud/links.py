@@ -102,8 +102,9 @@ async def open_links(
         ConfigError: a URL, a certificate or a secret cannot be used.
     """
     links: list[HttpLink | MqttLink] = []
-    limits = request_limits(settings.api)
     mqtt: list[MqttLink] = []
+    joined: list[HttpLink | MqttLink] = []
+    limits = request_limits(settings.api)
     for number, (name, section) in enumerate(zip(link_names(settings.links), settings.links, strict=True)):
         with _naming(number):
             if section.kind == "http":
@@ -119,6 +120,8 @@ async def open_links(
                 topics = Topics(settings.device_id, section.topic_prefix)
                 mqtt.append(MqttLink(broker, topics, name=name, birth=birth, clock=clock, limits=limits))
                 links.append(mqtt[-1])
+        if section.shows_identity and credentials is not None:
+            joined.append(links[-1])
     rng = random.Random()  # noqa: S311 (jitter)
     chain = LinkChain(
         links,
@@ -128,8 +131,7 @@ async def open_links(
         budget_gate=budget_gate,
     )
     await chain.start()
-    identified = [section.shows_identity and credentials is not None for section in settings.links]
-    return Links(chain, tuple(mqtt), tuple(link for link, joined in zip(links, identified, strict=True) if joined))
+    return Links(chain, tuple(mqtt), tuple(joined))
 
 
 @contextmanager

@@ -305,20 +305,18 @@ class VariantChoice(Struct, frozen=True, eq=False):
 
     Attributes:
         model: the bundle with this variant.
-        variant: id of the variant.
         why: why it is not the best one; "" if it is.
         sheds: why nothing is computed here now; "" if it is.
     """
 
     model: DeviceModel
-    variant: str
     why: str = ""
     sheds: str = ""
 
     @property
     def facts(self) -> dict[str, Any]:
         """The fields of the decision log."""
-        fields = {"variant": self.variant, "variant_why": self.why, "sheds": self.sheds}
+        fields = {"variant": variant_id(self.model), "variant_why": self.why, "sheds": self.sheds}
         return {key: value for key, value in fields.items() if value}
 
 
@@ -422,7 +420,7 @@ class BundleVariants:
         # If the better variant is not loaded, all requests get the next one anyway.
         splits = chosen == 0 and len(usable) > 1 and usable[0] is self._loaded[position.rung]
         if splits and self._splitter.selects(position.next_share):
-            return VariantChoice(usable[1], variant_id(usable[1]), _reason(position.verdict), shed_reason)
+            return VariantChoice(usable[1], _reason(position.verdict), shed_reason)
         device_model = usable[chosen]
         if not chosen:
             why = "" if device_model is self._loaded[0] else _reason(position.verdict)
@@ -434,7 +432,7 @@ class BundleVariants:
             why = f"queue: {workers.busy:.0%} of the threads are busy, and this request has more time than others"
         else:
             why = f"deadline: {variant_id(usable[0])} would take {rounded(best_ms)} ms of the {left_ms:.0f} left"
-        return VariantChoice(device_model, variant_id(device_model), why, shed_reason)
+        return VariantChoice(device_model, why, shed_reason)
 
     def describe(self) -> dict[str, Any]:
         """Returns the JSON object for `status`."""

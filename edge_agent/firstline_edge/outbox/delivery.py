@@ -82,15 +82,14 @@ class CorrectionClient:
         Raises:
             FirstlineError: no answer yet; the promise must be retried.
         """
-        request_id, (model, version) = item.request_id, item.model
-        answered = False
+        request_id, answered = item.request_id, False
         try:
             correction = await self._ask(item)
             answered = True
-            manifest = _manifest_of(item, self.models.find(model, version))
+            manifest = _manifest_of(item, self.models.find(*item.model))
             task = manifest.task if manifest is not None else None
             merged = self.merge(item.provisional, item.rows, correction, task)
-            self.model_refusals.clear(model, version)
+            self.model_refusals.clear(item.model)
             return merged, ""
         except FirstlineError as error:
             # The operator can correct a refused token, so the item is retried.
@@ -104,8 +103,8 @@ class CorrectionClient:
             self._refused[request_id] = self._refused.get(request_id, 0) + 1
             if self._refused[request_id] < self.refusals:
                 raise refusal
-        self.model_refusals.record(model, version, refusal)
-        if self.model_refusals.is_temporary(model, version, refusal):
+        self.model_refusals.record(item.model, refusal)
+        if self.model_refusals.is_temporary(item.model, refusal):
             raise refusal
         return expire(item.provisional, Reason.CLOUD_ERROR, refusal.message), refusal.message
 

@@ -36,7 +36,6 @@ from firstline_core.types import (
     Tensor,
     Tier,
     Wait,
-    payload_bytes,
 )
 
 if TYPE_CHECKING:
@@ -75,11 +74,6 @@ class ModelOutput(Struct, frozen=True, eq=False):
     outputs: Arrays
     score: float | None = None
     value: float | None = None
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of the arrays."""
-        return payload_bytes(self.outputs.values())
 
     def encode(self) -> bytes:
         """Returns the output as bytes, for `decode`."""

@@ -39,10 +39,11 @@ _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class _Answered(Struct, frozen=True, eq=False):
-    """An answer that is not yet counted and written."""
+    """A response that is not yet counted and written; `answer` is its description."""
 
     request: InferRequest
     response: InferResponse
+    answer: Answer
     at_s: float
     seconds: float
     facts: Mapping[str, Any]
@@ -59,11 +60,9 @@ class _Answered(Struct, frozen=True, eq=False):
 
     def count(self, statistics: ModelStatistics) -> None:
         """Counts the answer in Triton's statistics, with the runs of the edge model and cache hits of its attempts."""
-        if self.response.answer is None:
-            return
         statistics.answered(self.seconds, self.at_s)
         hit = ran = False
-        for attempt in self.response.answer.attempts:
+        for attempt in self.answer.attempts:
             if attempt.outcome != "ok":
                 continue
             if attempt.tier is _CACHE:
@@ -79,25 +78,23 @@ class _Answered(Struct, frozen=True, eq=False):
 
     def trace(self, ago_s: float) -> None:
         """Records the spans of the request and its attempts: they end one after the other, the last with the answer."""
-        request, answer = self.request, self.response.answer
-        if answer is None or not tracing.is_sampled(request.trace):
+        trace = self.request.trace
+        if not tracing.is_sampled(trace):
             return
-        facts = {"version": self.response.version, **self._facts(answer)}
-        tracing.record("request", request.trace, self.seconds, ago_s=ago_s, own=True, **facts)
-        for attempt in reversed(answer.attempts):
+        facts = {"version": self.response.version, **self._facts()}
+        tracing.record("request", trace, self.seconds, ago_s=ago_s, own=True, **facts)
+        for attempt in reversed(self.answer.attempts):
             seconds = attempt.ms / 1000
-            tracing.record(_SPANS[attempt.tier], request.trace, seconds, ago_s=ago_s, outcome=attempt.outcome)
+            tracing.record(_SPANS[attempt.tier], trace, seconds, ago_s=ago_s, outcome=attempt.outcome)
             ago_s += seconds
 
     def log(self) -> None:
         """Writes the log line."""
-        answer = self.response.answer
-        if answer is not None:
-            facts = {**self._facts(answer), "rows": self.request.rows, "ms": self.ms}
-            log.info("answered", **facts, **_traced(self.request.trace))
+        log.info("answered", **self._facts(), rows=self.request.rows, ms=self.ms, **_traced(self.request.trace))
 
-    def _facts(self, answer: Answer) -> dict[str, str]:
+    def _facts(self) -> dict[str, str]:
         """Returns the fields that the log line and the span of an answer share."""
+        answer = self.answer
         return {
             "request_id": answer.request_id,
             "model": self.response.model,
@@ -187,9 +184,9 @@ class Recorder:
             facts: further fields for the decision log; JSON-able.
             rows: of the request.
         """
-        if request.privacy is _LOCAL_ONLY or response.answer is None:
-            return
-        self._add(_Answered(request, response, self.clock.wall_s(), seconds, facts, rows))
+        answer = response.answer
+        if request.privacy is not _LOCAL_ONLY and answer is not None:
+            self._add(_Answered(request, response, answer, self.clock.wall_s(), seconds, facts, rows))
 
     def refused(self, refused: RequestContext, version: str | None, error: FirstlineError, seconds: float) -> None:
         """Records a request that ended with an error.

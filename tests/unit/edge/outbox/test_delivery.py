@@ -580,7 +580,7 @@ async def test_promises_wait_for_a_gateway_that_lacks_the_bundle(house: House, e
     with captured_lines() as lines:
         promised = [await house.promise() for _ in range(3)]
         await house.pass_time(1800.0)
-        assert house.model_refusals.message_of("digits", "1") == (
+        assert house.model_refusals.message_of(("digits", "1")) == (
             f"{error.message} Corrections wait 30 more min for the gateway to get this device's bundle."
         )
         assert house.outbox.depth == 3
@@ -589,7 +589,7 @@ async def test_promises_wait_for_a_gateway_that_lacks_the_bundle(house: House, e
         await house.until_empty()
     assert await house.statuses(promised) == {Status.FINAL}
     assert [line["error"] for line in lines if line["level"] == "warning"] == [error.message] * 2
-    assert house.model_refusals.message_of("digits", "1") == ""
+    assert house.model_refusals.message_of(("digits", "1")) == ""
 
 
 async def test_promises_end_if_the_gateway_lacks_the_bundle_for_long(house: House) -> None:
@@ -602,7 +602,7 @@ async def test_promises_end_if_the_gateway_lacks_the_bundle_for_long(house: Hous
         Reason.CLOUD_ERROR
     ] * 2
     assert house.causes[-2:] == ["Other digests."] * 2
-    assert house.model_refusals.message_of("digits", "1") == "Other digests."
+    assert house.model_refusals.message_of(("digits", "1")) == "Other digests."
 
 
 # Corrections of promises whose bundle the device has replaced meanwhile.
