@@ -48,7 +48,7 @@ from firstline_edge.cascade.cascade import Cascade, EdgeRuns, LiveSettings, RowD
 from firstline_edge.cascade.escalation import Escalation
 from firstline_edge.cascade.hedging import Hedging
 from firstline_edge.cloud import links as cloud_links
-from firstline_edge.cloud.chain import BudgetGate, no_budget
+from firstline_edge.cloud.chain import BudgetGate
 from firstline_edge.cloud.client import CloudClient, LiveTraffic, ModelRefusals
 from firstline_edge.cloud.links import open_links
 from firstline_edge.hardware.sampler import MemoryThresholds, Sampler, add_sensor_gauges, missing_kernel_files
@@ -285,10 +285,8 @@ class EdgeAgent:
         self.spending = open_spending(
             settings, self.state.spending_path, clock, links=self._usable_links, sampler=self.sampler
         )
-        budget_gate: BudgetGate = no_budget
-        if self.spending is not None:
-            opened.callback(self.spending.save)
-            budget_gate = self.spending.paid
+        opened.callback(self.spending.save)
+        budget_gate: BudgetGate = self.spending.paid
         if fleet is not None:
             budget_gate = fleet.limiter.before(budget_gate)
         self.identity = DeviceIdentity(settings, clock)
@@ -489,8 +487,7 @@ class EdgeAgent:
             self._start(opened, "identity", self.renewal.run)
         self._start(opened, "sensors", self.sampler.run)
         self._start(opened, "survey", self.surveyor.run)
-        if self.spending is not None:
-            self._start(opened, "budgets", self.spending.keep)
+        self._start(opened, "budgets", self.spending.keep)
         if self.fleet is not None:
             self._start(opened, "fleet", self.fleet.run)
 
@@ -506,10 +503,7 @@ class EdgeAgent:
         def live() -> set[str]:
             from firstline_core.fleet.configuration import KEYS  # an agent without reloads does not need to import it
 
-            keys = {"log.level", "log.format", *KEYS}
-            if self.spending is None:  # nothing has had a price since the start
-                keys -= {key for key in KEYS if key.startswith(("budget.", "costs.")) or key == "policy.kind"}
-            return keys
+            return {"log.level", "log.format", *KEYS}
 
         async def apply(settings: EdgeSettings) -> list[str]:
             check(settings)

@@ -55,6 +55,12 @@ def test_agent_takes_policy_and_tokens_over(tmp_path: Path) -> None:
         assert "policy.limit_bytes" in agent.log.read_text()
         assert answer(_TOKEN)[0] == 401
         assert answer(_TOKEN[::-1]) == (200, False)
+        config.write_text(text + "[policy]\nmin_threshold = 2.0\n[budget]\nbytes_per_day = 5000000\n")  # its first one
+        assert _reload(agent, "configuration reloaded")["applied"] == "budget.bytes_per_day"
+        status = httpx.get(
+            f"{agent.url}/firstline/v1/status", headers={"Authorization": f"Bearer {_TOKEN[::-1]}"}, trust_env=False
+        )
+        assert [budget["amount"] for budget in status.json()["budgets"]] == [5_000_000]
         config.write_text(text.replace("[models]", "[modells]"))
         assert "did you mean 'models'?" in _reload(agent, "configuration not reloaded")["why"]
         config.write_text(text)

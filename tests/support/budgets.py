@@ -1,7 +1,7 @@
-"""Spending with one limited budget."""
+"""Spending with one limited budget, or with none."""
 
-from firstline_core.clock import SimulatedClock
-from firstline_core.routing.account import Account, Tariff
+from firstline_core.clock import Clock, SimulatedClock
+from firstline_core.routing.account import Account, Cost, Tariff
 from firstline_core.routing.budget import Budget, Ledger, Meter
 from firstline_core.units import DAY_S
 from firstline_edge.budgets.spending import AROUND_BYTES, Spending, SpendingFile
@@ -22,6 +22,11 @@ def limited_spending(
     meter = Meter(Budget(amount, DAY_S), Ledger(prices=list(prices)))
     account = Account({resource: meter})
     return Spending(account, tariff, clock or SimulatedClock(), file=file, links=lambda: [link])
+
+
+def unpriced_spending(clock: Clock) -> Spending:
+    """As of a device without budgets and costs."""
+    return Spending(Account({}, worths=Cost()), Tariff(), clock, links=lambda: ["http"])
 
 
 def spent(spending: Spending) -> float:

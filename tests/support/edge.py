@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 from msgspec.structs import replace
+from support.budgets import unpriced_spending
 from support.event_certificates import about_events
 
 from bench.support.bundles import with_certificate
@@ -233,6 +234,7 @@ class Scene:
         full_reads: tuple[str, ...] = ("x",),
     ) -> None:
         self.clock = clock
+        spending = spending or unpriced_spending(clock)
         described = manifest(full=full, threshold=threshold, full_reads=full_reads)
         certificate = None
         if certified is not None:

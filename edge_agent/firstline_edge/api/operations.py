@@ -44,7 +44,6 @@ class Operations:
     Args:
         plane: answers requests; its models, links and clock are used too.
         startup_problems: problems before the agent started, by file.
-        spending: None if nothing has a price.
         renewal: None on a device that has not joined.
         fleet: None on a device that is not a member of a fleet.
     """
@@ -61,7 +60,7 @@ class Operations:
     model_refusals: ModelRefusals
     identity: DeviceIdentity
     renewal: CredentialRenewal | None
-    spending: Spending | None
+    spending: Spending
     sampler: Sampler
     background: Background
     fleet: FleetMember | None
@@ -93,7 +92,7 @@ class Operations:
 
     def status(self) -> dict[str, Any]:
         """Returns what `GET /firstline/v1/status` says."""
-        spending, timings = self.spending, self.plane.links.chain.timings()
+        timings = self.plane.links.chain.timings()
         problems = [*self.startup_problems.items(), *self._problems()]
         return {
             "device_id": self.plane.settings.device_id,
@@ -110,8 +109,8 @@ class Operations:
             "outbox": {"items": self.outbox.depth, "size_bytes": self.outbox.size_bytes},
             "cache": {"entries": len(self.cache), "size_bytes": self.cache.size_bytes},
             "policy": self.router.policy.kind,
-            "budgets": spending.status() if spending is not None else [],
-            "conditions": asdict(spending.conditions) if spending is not None else None,
+            "budgets": self.spending.status(),
+            "conditions": asdict(self.spending.conditions),
             "hardware": msgspec.to_builtins(limited(self.sampler.latest)),
             "fleet": self.fleet.status() if self.fleet is not None else None,
         }
@@ -137,8 +136,7 @@ class Operations:
         found = [(problem.path, problem.message) for problem in self.plane.models.problems]
         found += self.profiles.problems.items()
         found += [(self.state.certificates_path, self.certificates.problem)]
-        if self.spending is not None:
-            found += [(self.state.spending_path, self.spending.problem)]
+        found += [(self.state.spending_path, self.spending.problem)]
         found += [(self.identity.folder, problem) for problem in self.identity.problems]
         if self.renewal is not None:
             found += [(self.identity.folder, self.renewal.problem)]

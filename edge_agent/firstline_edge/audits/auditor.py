@@ -203,7 +203,7 @@ class Auditor:
         clock: for the budget and for the time of samples.
         rng: draws.
         certifies: the contracts on which this device's policy relies; only these are audited.
-        spending: None if nothing has a price. While a budget is not ample, only answers that test a promise are drawn.
+        spending: while a budget is not ample, only answers that test a promise are drawn.
 
     Attributes:
         propensity: of the next answer.
@@ -215,8 +215,8 @@ class Auditor:
     clock: Clock
     rng: random.Random
     _: KW_ONLY
+    spending: Spending
     certifies: Collection[Contract] = CERTIFIED.certifies
-    spending: Spending | None = None
     propensity: AuditPropensity = field(init=False)
     _for_rollouts: Collection[str] = field(default=(), init=False)
 
@@ -261,7 +261,7 @@ class Auditor:
                 continue
             covered = monitored.is_auditable(score, model.group(row.edge))
             if covered or (row.answer is not None and row.answer.reason is Reason.BUDGET):
-                if may_draw and (covered or self._is_ample()):
+                if may_draw and (covered or self.spending.ample):
                     self._draw(request, model, row, row.edge, monitored, covered=covered)
             elif row.answer is not None:
                 fully_answered.append(row)
@@ -270,7 +270,7 @@ class Auditor:
 
     def _observe_for_rollout(self, request: InferRequest, model: DeviceModel, rows: Sequence[Row]) -> None:
         """Draws audits of edge answers that test no certificate, while a rollout compares them."""
-        if not {model.manifest.name, ""}.intersection(self._for_rollouts) or not self._is_ample():
+        if not {model.manifest.name, ""}.intersection(self._for_rollouts) or not self.spending.ample:
             return
         if not model.manifest.full_digest:
             return
@@ -351,11 +351,8 @@ class Auditor:
     def _may_draw(self, monitored: MonitoredCertificate) -> bool:
         """Returns whether its answers may be drawn now: under a raised threshold only while the budgets are ample."""
         return monitored.certificate.contract in self.certifies and (
-            raised_threshold(monitored.record.state) is None or self._is_ample()
+            raised_threshold(monitored.record.state) is None or self.spending.ample
         )
-
-    def _is_ample(self) -> bool:
-        return self.spending is None or self.spending.ample
 
 
 def _note_of(monitored: MonitoredCertificate, propensity: float) -> AuditNote:

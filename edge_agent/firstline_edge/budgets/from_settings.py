@@ -19,8 +19,8 @@ from firstline_edge.settings.settings import BudgetSection, EdgeSettings, link_n
 
 def open_spending(
     settings: EdgeSettings, path: Path, clock: Clock, *, links: Callable[[], Sequence[str]], sampler: Sampler
-) -> Spending | None:
-    """Returns the spending as it was stored; None if nothing is limited and no policy decides by price.
+) -> Spending:
+    """Returns the spending as it was stored; nothing has a price until the settings limit it or decide by it.
 
     Args:
         settings: budgets and costs.
@@ -29,11 +29,8 @@ def open_spending(
         links: returns the names of the links that a request would try now, in order.
         sampler: reads battery and heat.
     """
-    budgets = budgets_of(settings.budget)
-    if not budgets and settings.policy.kind != "value" and not settings.fleet.enabled:  # a fleet may set some later
-        return None
     costs, file = settings.costs, SpendingFile(path)
-    stored = file.read() if budgets else StoredSpending()
+    stored = file.read() if budgets_of(settings.budget) else StoredSpending()
     return Spending(
         _account(settings, stored.ledgers),
         tariff_of(settings),

@@ -247,7 +247,7 @@ class Spending:
         ]
 
 
-def register_metrics(metrics: RequestMetrics, spending: Spending | None) -> None:
+def register_metrics(metrics: RequestMetrics, spending: Spending) -> None:
     """Registers spent and remaining amounts and prices by budget."""
     for name, description, key in (
         ("budget_spent", "Spent in this hour or day.", "spent"),
@@ -257,5 +257,5 @@ def register_metrics(metrics: RequestMetrics, spending: Spending | None) -> None
         metrics.readings(name, description, ("budget",), partial(_by_budget, spending, key))
 
 
-def _by_budget(spending: Spending | None, key: str) -> dict[tuple[str, ...], float]:
-    return {(budget["budget"],): budget[key] for budget in spending.status()} if spending is not None else {}
+def _by_budget(spending: Spending, key: str) -> dict[tuple[str, ...], float]:
+    return {(budget["budget"],): budget[key] for budget in spending.status()}

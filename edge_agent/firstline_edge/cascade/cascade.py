@@ -209,13 +209,13 @@ class EdgeRuns:
 
     Args:
         cache: model outputs.
-        spending: pays for runs; None if nothing has a price.
+        spending: pays for runs.
         decoding: decodes large images.
         clock: for deadlines.
     """
 
     cache: ResultCache
-    spending: Spending | None
+    spending: Spending
     decoding: FileDecoding
     clock: Clock
     _runs: SingleFlight[ModelOutput] = field(default_factory=SingleFlight, init=False)
@@ -259,7 +259,7 @@ class EdgeRuns:
             context.attempts.append(attempt(self.clock, _EDGE, error.code, started_s))
             raise
         context.attempts.append(attempt(self.clock, _EDGE, "ok", started_s))
-        if self.spending is not None and not private:
+        if not private:
             self.spending.charge_runs(len(rows))
         for row, output in zip(rows, outputs, strict=True):
             row.edge, row.edge_tier = output, _EDGE
@@ -307,13 +307,13 @@ class RowDecisions:
     Args:
         router: compares scores with thresholds.
         cache: outputs of the full model.
-        spending: decides which escalations are worth their price; None if nothing has a price.
+        spending: decides which escalations are worth their price.
         clock: for durations.
     """
 
     router: TierRouter
     cache: ResultCache
-    spending: Spending | None
+    spending: Spending
     clock: Clock
 
     def decide(
@@ -372,7 +372,7 @@ class RowDecisions:
             # The budget denied it. If the policy wanted it only for its value, the score accepts the edge answer.
             confident = row.score >= terms.threshold and not decision.demanded
             accepted = _CONFIDENT if confident else _DENIED
-            unreachable = accepted is _DENIED and self.spending is not None and not self.spending.reachable
+            unreachable = accepted is _DENIED and not self.spending.reachable
             reason = Reason.LINK_DOWN if unreachable else accepted.reason
             row.accept_edge(reason, edge.loaded.digest, certified=terms.certify(accepted))
             return True
@@ -399,7 +399,7 @@ class RowDecisions:
 
     def _denied(self, context: RequestContext, row: Row, decision: TierDecision) -> bool:
         """Returns whether an escalation of the row is not worth its price, and notes why."""
-        if self.spending is None or row.edge is None:
+        if row.edge is None:
             return False
         size_bytes = context.request.size_bytes / context.request.rows
         value = policy.value_of(row.edge.value, row.score)
@@ -568,13 +568,13 @@ class LiveSettings:
         router: takes the policy and the minimum threshold.
         certificates: takes the effect of an alarm.
         auditor: takes the cost limits of audits.
-        spending: takes budgets and costs; None if nothing has a price.
+        spending: takes budgets and costs.
     """
 
     router: TierRouter
     certificates: CertificateStates
     auditor: Auditor
-    spending: Spending | None
+    spending: Spending
 
     def adopt(self, settings: EdgeSettings) -> None:
         """Uses other settings from now on."""
@@ -582,5 +582,4 @@ class LiveSettings:
         self.router.adopt(chosen, settings.policy.min_threshold)
         self.certificates.adopt(settings.audit)
         self.auditor.adopt(settings.audit, chosen.certifies)
-        if self.spending is not None:
-            replace_budgets(self.spending, settings)
+        replace_budgets(self.spending, settings)

@@ -80,7 +80,7 @@ class Hedging:
         clock: for deadlines.
         section: when to hedge.
         reserve_s: reserved of a deadline, as for any escalation.
-        spending: a hedge is sent only while the budgets are ample; None if nothing has a price.
+        spending: a hedge is sent only while the budgets are ample.
 
     Attributes:
         used: hedges whose call was needed.
@@ -91,7 +91,7 @@ class Hedging:
     clock: Clock
     section: HedgeSection
     reserve_s: float
-    spending: Spending | None = None
+    spending: Spending
     used: int = field(default=0, init=False)
     unneeded: int = field(default=0, init=False)
     _calls: set[asyncio.Task[list[tuple[ModelOutput, str]]]] = field(default_factory=set, init=False)
@@ -116,8 +116,7 @@ class Hedging:
             deadline_s: of the request, on the monotonic clock.
         """
         free = request.route is Route.AUTO and request.privacy is Privacy.ANY and request.wait is Wait.FINAL
-        ample = self.spending is None or self.spending.ample
-        if not self.section.enabled or not free or not ample:
+        if not self.section.enabled or not free or not self.spending.ample:
             return None
         self._bucket.earn(self.section.share)
         now_s = self.clock.monotonic_s()

@@ -9,6 +9,7 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from support.budgets import unpriced_spending
 from support.edge import NoAudits, NoContracts
 
 from chaos.simulation import models
@@ -82,16 +83,17 @@ class Device:
         cache = ResultCache(limit_bytes=1 << 20, ttl_s=60, disk=None, clock=clock)
         model_refusals = ModelRefusals(clock)
         gateway = CloudClient(chain, cache, clock, model_refusals, contracts=NoContracts(), traffic=LiveTraffic())
-        hedging = Hedging(gateway, clock, HedgeSection(), _RESERVE_S)
+        spending = unpriced_spending(clock)
+        hedging = Hedging(gateway, clock, HedgeSection(), _RESERVE_S, spending)
         held = Models(models.held(plan.row_ms, clock))
         client = CorrectionClient(chain, held, NoContracts(), model_refusals, clock)
         delivery = Delivery(self.outbox, client, chain, clock=clock, rng=rng, max_age_s=plan.max_age_s)
-        edge_runs = EdgeRuns(cache, None, FileDecoding(1, 1 << 28, clock), clock)
+        edge_runs = EdgeRuns(cache, spending, FileDecoding(1, 1 << 28, clock), clock)
         self._cascade = Cascade(
             models=held,
             chooser=VariantChooser(gateway, clock, _RESERVE_S, lambda _: 0.0),
             edge_runs=edge_runs,
-            decisions=RowDecisions(TierRouter(min_threshold=0.0, clock=clock), cache, None, clock),
+            decisions=RowDecisions(TierRouter(min_threshold=0.0, clock=clock), cache, spending, clock),
             hedging=hedging,
             escalation=Escalation(gateway, self.outbox, NoAudits(), edge_runs.compute, clock, reserve_s=_RESERVE_S),
             audits=NoAudits(),

@@ -46,7 +46,12 @@ def opened(tmp_path: Path) -> Path:
 
 
 def test_without_limits_and_prices_nothing_is_counted(opened: Path) -> None:
-    assert open_spending(EdgeSettings(), opened, SimulatedClock(), links=list, sampler=SAMPLER) is None
+    spending = open_spending(EdgeSettings(), opened, SimulatedClock(), links=list, sampler=SAMPLER)
+    assert spending.ample and spending.denial(1e12, 0.0, demanded=False) is None
+    with spending.paid(request(UNSURE), "http"):
+        count_traffic("http", sent=400)
+    spending.save()
+    assert spending.status() == [] and not opened.exists()
 
 
 def test_spending_continues_after_a_restart(opened: Path) -> None:
