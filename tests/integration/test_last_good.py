@@ -1,5 +1,6 @@
 """A configuration or a model that is damaged while the power is off: the agent answers as before, and says so."""
 
+import errno
 import io
 import shutil
 import subprocess
@@ -140,3 +141,21 @@ def test_invalid_configuration_without_a_usable_path_is_an_error(tmp_path: Path,
     assert found.returncode == 2
     assert "Traceback" not in found.stderr
     assert "is not valid TOML" in found.stderr
+
+
+async def test_an_agent_starts_without_copies_that_its_disk_refuses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = edge_settings(tmp_path / "state")
+    async with EdgeAgent(settings):
+        pass
+    listed = Path.iterdir
+
+    def iterdir(folder: Path) -> Iterator[Path]:
+        if folder.name == "bundles":
+            raise OSError(errno.EIO, "Input/output error")
+        return listed(folder)
+
+    monkeypatch.setattr(Path, "iterdir", iterdir)
+    async with EdgeAgent(settings) as agent:
+        assert agent.models.find("digits") is not None

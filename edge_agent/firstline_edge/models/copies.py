@@ -25,7 +25,7 @@ _SOURCE = ".source"  # no artefact's name begins with a dot
 
 
 class BundleCopies:
-    """The copies below one folder.
+    """The copies below one folder. If the disk refuses it, the agent runs without them.
 
     Args:
         folder: created with the first copy.
@@ -39,7 +39,7 @@ class BundleCopies:
     def of(self, source: Path) -> Path | None:
         """Returns the copy of a bundle's folder; None if there is none."""
         copy = self._place(source)
-        return copy if (copy / MANIFEST_NAME).is_file() else None
+        return copy if os.access(copy / MANIFEST_NAME, os.R_OK) else None
 
     def keep(self, bundle: Bundle) -> None:
         """Copies a bundle that works, unless it has been copied; a disk error is logged."""
@@ -70,9 +70,9 @@ class BundleCopies:
         """Returns the existing folders in `directories` (or those themselves) whose bundle has worked before."""
         roots = {folder.resolve() for folder in directories}
         found = []
-        for note in sorted(self._folder.glob(f"*/{_SOURCE}")):
+        for copy in self._all():
             try:
-                path = Path(os.fsdecode(note.read_bytes()))
+                path = Path(os.fsdecode((copy / _SOURCE).read_bytes()))
             except (OSError, ValueError):
                 continue
             if not roots.isdisjoint((path, *path.parents[:2])) and path.is_dir():
@@ -81,11 +81,20 @@ class BundleCopies:
 
     def prune(self, sources: list[Path]) -> None:
         """Deletes the copies of folders that no longer exist."""
-        if self._folder.is_dir():
-            kept = {self._place(source).name for source in sources}
-            for copy in self._folder.iterdir():
-                if copy.name not in kept:
-                    shutil.rmtree(copy, ignore_errors=True)
+        kept = {self._place(source) for source in sources}
+        for copy in self._all():
+            if copy not in kept:
+                shutil.rmtree(copy, ignore_errors=True)
+
+    def _all(self) -> list[Path]:
+        """Returns the folders of the copies; none if the disk refuses to list them, which is logged."""
+        try:
+            return sorted(self._folder.iterdir())
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            log.warning("bundle copies not read", path=str(self._folder), error=str(error))
+            return []
 
     def _place(self, source: Path) -> Path:
         return self._folder / hashlib.sha256(os.fsencode(source.resolve())).hexdigest()[:_NAME_CHARS]
