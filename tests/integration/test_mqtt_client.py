@@ -248,6 +248,14 @@ async def test_failing_callback_leads_to_a_reconnect(mosquitto: Broker) -> None:
     await client.close()
 
 
+async def test_refused_subscription_prevents_no_later_connection(mosquitto: Broker) -> None:
+    async with connected(settings(mosquitto)) as client:
+        with pytest.raises(errors.ProtocolError, match="is no topic filter"):
+            await client.subscribe("a/#/b", collect([]))
+        await client.reconnect()
+        await client.connect(5)
+
+
 async def test_subscriptions_made_while_it_connects_are_not_forgotten(mosquitto: Broker) -> None:
     got: list[Message] = []
 

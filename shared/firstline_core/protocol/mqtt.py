@@ -147,6 +147,9 @@ class MqttClient:
                 await self._connection.subscribe(topic_filter)
             except LinkDownError as error:
                 log.info("subscription recorded for the next connection", filter=topic_filter, error=error.message)
+            except FirstlineError:
+                self._filters.pop(topic_filter, None)  # it would be refused on every later connection, and end it
+                raise
 
     async def unsubscribe(self, topic_filter: str) -> None:
         """Ends a subscription; messages received before are still handled.
