@@ -41,40 +41,39 @@ _TRACE = (
     request_header("traceparent", "The trace of the request (W3C Trace Context)."),
     request_header("tracestate", "Accompanies `traceparent`."),
 )
+_STRING, _NUMBER, _INTEGER, _BOOLEAN = ({"type": kind} for kind in ("string", "number", "integer", "boolean"))
 # Generators of typed clients take an object without properties for an empty one unless it says this.
 ANY_OBJECT = {"type": "object", "additionalProperties": True}
+_OBJECTS = {"type": "array", "items": ANY_OBJECT}
 _TENSOR = {
     "type": "object",
     "required": ["name", "datatype", "shape"],
     "properties": {
-        "name": {"type": "string"},
-        "datatype": {"type": "string", "examples": ["FP32", "BYTES"]},
-        "shape": {"type": "array", "items": {"type": "integer"}},
+        "name": _STRING,
+        "datatype": {**_STRING, "examples": ["FP32", "BYTES"]},
+        "shape": {"type": "array", "items": _INTEGER},
         "parameters": ANY_OBJECT,
         "data": {"type": "array", "items": {}},
     },
 }
+_TENSORS = {"type": "array", "items": _TENSOR}
+_PREFERENCES = "route, privacy, wait, timeout (microseconds), priority (1 is the highest), source, ..."
 _REQUEST = {
     "type": "object",
     "required": ["inputs"],
     "properties": {
-        "id": {"type": "string"},
-        "parameters": {
-            **ANY_OBJECT,
-            "description": "route, privacy, wait, timeout (microseconds), priority (1 is the highest), source, ...",
-        },
-        "inputs": {"type": "array", "items": _TENSOR},
-        "outputs": {"type": "array", "items": ANY_OBJECT},
+        "id": _STRING,
+        "parameters": {**ANY_OBJECT, "description": _PREFERENCES},
+        "inputs": _TENSORS,
+        "outputs": _OBJECTS,
     },
 }
 _RESPONSE = {
     "type": "object",
     "properties": {
-        "model_name": {"type": "string"},
-        "model_version": {"type": "string"},
-        "id": {"type": "string"},
+        **dict.fromkeys(("model_name", "model_version", "id"), _STRING),
         "parameters": {**ANY_OBJECT, "description": "request_id, tier, reason, status, certified, ..."},
-        "outputs": {"type": "array", "items": _TENSOR},
+        "outputs": _TENSORS,
     },
 }
 _FILE_ANSWER = {
@@ -85,48 +84,23 @@ _FILE_ANSWER = {
         *("model", "version"),
     ],
     "properties": {
-        "request_id": {"type": "string"},
-        "status": {"type": "string", "enum": [status.value for status in Status]},
-        "certified": {"type": "boolean"},
-        "durable": {"type": "boolean"},
-        "tier": {"type": "string", "enum": [tier.value for tier in Tier]},
-        "reason": {"type": "string", "enum": [reason.value for reason in Reason]},
-        "confidence": {"type": "number"},
-        "model_digest": {"type": "string"},
-        "attempts": {"type": "array", "items": ANY_OBJECT},
-        "rows": {"type": "array", "items": ANY_OBJECT},
-        "changed": {"type": "boolean"},
-        "refusal": {"type": "string"},
-        "model": {"type": "string"},
-        "version": {"type": "string"},
-        "id": {"type": "string"},
-        "width": {"type": "integer"},
-        "height": {"type": "integer"},
-        "results": {"type": "array", "items": ANY_OBJECT, "description": "Of each row, if there are several."},
+        **dict.fromkeys(("request_id", "model_digest", "refusal", "model", "version", "id"), _STRING),
+        **dict.fromkeys(("certified", "durable", "changed"), _BOOLEAN),
+        **dict.fromkeys(("attempts", "rows"), _OBJECTS),
+        **dict.fromkeys(("width", "height"), _INTEGER),
+        "status": {**_STRING, "enum": list(map(str, Status))},
+        "tier": {**_STRING, "enum": list(map(str, Tier))},
+        "reason": {**_STRING, "enum": list(map(str, Reason))},
+        "confidence": _NUMBER,
+        "results": {**_OBJECTS, "description": "Of each row, if there are several."},
     },
 }
-_ERROR = {
-    "type": "object",
-    "required": ["error", "code"],
-    "properties": {
-        "error": {"type": "string"},
-        "code": {"type": "string"},
-        "request_id": {"type": "string"},
-        "retry_after_s": {"type": "number"},
-    },
-}
+_REFUSAL = {"code": _STRING, "request_id": _STRING, "retry_after_s": _NUMBER}
+_ERROR = {"type": "object", "required": ["error", "code"], "properties": {"error": _STRING, **_REFUSAL}}
 PROBLEM = {
     "type": "object",
     "required": ["type", "title", "status", "detail", "code", "request_id"],
-    "properties": {
-        "type": {"type": "string"},
-        "title": {"type": "string"},
-        "status": {"type": "integer"},
-        "detail": {"type": "string"},
-        "code": {"type": "string"},
-        "request_id": {"type": "string"},
-        "retry_after_s": {"type": "number"},
-    },
+    "properties": {"type": _STRING, "title": _STRING, "status": _INTEGER, "detail": _STRING, **_REFUSAL},
 }
 """The schema `Problem`, to which refusals in the form of RFC 9457 refer."""
 _OPTIONS = {
