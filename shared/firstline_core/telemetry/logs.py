@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -196,30 +197,20 @@ def _write(logger: WrappedLogger, method: str, event: EventDict) -> None:
     getattr(logger, method)(f"{text} {facts}".rstrip(), **keywords)
 
 
-# Types whose text is the same with `str` and `repr`, and text, which is checked.
-_PLAIN_TYPES = frozenset({str, int, float, bool, type(None)})
 _BELOW = ("stack", "exception")  # fields with lines of their own
 _HEAD = "%(timestamp)s [%(level)-9s] %(event)s [%(logger)s]"
 _NOT_FACTS = frozenset({"timestamp", "level", "event", "logger", *_BELOW})
+_needs_quotes = re.compile(r"[\s='\"]").search
 
 
 def _render_json(_logger: WrappedLogger, _method: str, event: EventDict) -> str:
     return orjson.dumps(event, default=repr).decode()
 
 
-def _escaped(event: EventDict) -> EventDict:
-    """Returns an event with its control characters as text."""
-    return {name: escaped(value) if isinstance(value, str) else value for name, value in event.items()}
-
-
 def _render_text(_logger: WrappedLogger, _method: str, event: EventDict) -> str:
     """Renders as structlog's `ConsoleRenderer` without colours, in a fraction of its time: each request has a line."""
-    names, form = _facts_form(tuple(event))
-    head, facts = _HEAD % event, form % event
-    # The fields are looked at one by one only if the text of all together has anything unusual.
-    if not (head.isprintable() and _is_plain(facts, len(names)) and _PLAIN_TYPES.issuperset(map(type, event.values()))):
-        event = _escaped(event)
-        head, facts = _HEAD % event, " ".join([f"{name}={_quoted(event[name])}" for name in names])
+    head = escaped(_HEAD % event)
+    facts = " ".join([f"{name}={_fact(event[name])}" for name in _names_of_facts(tuple(event))])
     text = f"{head} {facts}" if facts else head
     for name in _BELOW:
         if event.get(name):
@@ -228,30 +219,17 @@ def _render_text(_logger: WrappedLogger, _method: str, event: EventDict) -> str:
 
 
 @lru_cache(256)
-def _facts_form(fields: tuple[str, ...]) -> tuple[list[str], str]:
-    """Returns the names of a line's facts in their order, and the format of their text."""
-    names = sorted({*fields} - _NOT_FACTS)
-    return names, " ".join([f"{name}=%({name})s" for name in names])
+def _names_of_facts(fields: tuple[str, ...]) -> list[str]:
+    """Returns the names of a line's facts in their order."""
+    return sorted({*fields} - _NOT_FACTS)
 
 
-def _is_plain(facts: str, fields: int) -> bool:
-    """Returns whether no value of these fields has white space, quotes or an equals sign."""
-    return (
-        facts.count("=") == fields
-        and facts.count(" ") == fields - 1
-        and facts.isprintable()
-        and '"' not in facts
-        and "'" not in facts
-    )
-
-
-def _needs_quotes(text: str) -> bool:
-    """Returns whether a text has white space, quotes or an equals sign."""
-    return "=" in text or '"' in text or "'" in text or (text != "" and text.split() != [text])
-
-
-def _quoted(value: object) -> str:
-    return value if isinstance(value, str) and not _needs_quotes(value) else repr(value)
+def _fact(value: object) -> str:
+    """Returns the text of a value, in quotes if it has white space, quotes or an equals sign."""
+    if not isinstance(value, str):
+        return repr(value)
+    text = escaped(value)
+    return repr(text) if _needs_quotes(text) else text
 
 
 def configure(level: str = "info", format: Literal["text", "json"] = "text") -> None:  # noqa: A002
@@ -267,7 +245,9 @@ def configure(level: str = "info", format: Literal["text", "json"] = "text") -> 
         console = structlog.dev.ConsoleRenderer(pad_event_to=0, exception_formatter=structlog.dev.plain_traceback)
 
         def render(logger: WrappedLogger, method: str, event: EventDict) -> str:
-            return console(logger, method, _escaped(event))
+            # Its control characters are text, as in `_render_text`.
+            shown = {name: escaped(value) if isinstance(value, str) else value for name, value in event.items()}
+            return console(logger, method, shown)
 
     root = logging.getLogger()
     root.handlers = [_Handler(sys.stderr, render)]
