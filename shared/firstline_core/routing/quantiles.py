@@ -125,8 +125,6 @@ class DecayedQuantiles:
 
     def _quantile(self, beyond: float) -> float:
         """Returns the value above which this share lies, by the product-limit estimate."""
-        if not self._censored:
-            return self._uncensored_quantile(beyond)
         at_risk = self._ended + self._censored
         surviving = 1.0
         indices = sorted(self._bins)
@@ -139,18 +137,6 @@ class DecayedQuantiles:
             if at_risk <= 0:
                 break
         return _middle_of(indices[-1]) * _GAMMA
-
-    def _uncensored_quantile(self, beyond: float) -> float:
-        """Returns the same value if all observations are complete.
-
-        It adds weights from the longest duration downwards, because few bins lie above a high quantile.
-        """
-        weight = 0.0
-        for index in sorted(self._bins, reverse=True):
-            weight += self._bins[index][0]
-            if weight > beyond * self._ended:
-                break
-        return _middle_of(index)
 
 
 def _bin_of(seconds: float) -> int:
