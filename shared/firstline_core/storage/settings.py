@@ -37,7 +37,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 _FIELD = re.compile(
     r"Object (?P<fault>contains unknown|missing required) field `(?P<key>[^`]*)`(?: - at `(?P<path>[^`]*)`)?"
 )
-_INVALID = re.compile(r"(?P<what>.*?)(?: - at `(?P<path>[^`]*)`)?$", re.DOTALL)
+_PLACE = re.compile(r" - at `([^`]*)`\Z")
 _INVALID_NAME = re.compile(r" - at `key` in `(?P<path>[^`]*)`")
 _TOML_KEY = re.compile(r"[\w.\"'-]+|\[[\w.\"'-]+\]")
 _TOML_PLACE = re.compile(r" \(at line (\d+), column \d+\)| \(at end of document\)")
@@ -248,39 +248,37 @@ def _convert(cls: type[T], values: dict[str, Any], *, text: str, where: str, of_
     try:
         return msgspec.convert(values, cls, strict=False)
     except msgspec.ValidationError as error:
-        if (field := _FIELD.match(str(error))) is not None:
-            key, path = field["key"], _path(cls, values, error, field["path"])
-            if field["fault"] == "contains unknown":
-                table = f"{spelled(path)}." if path else ""
-                raise ConfigError(
-                    f"{where}{line_of(text, [*path, key])} has an unknown key '{table}{key}'"
-                    f"{_suggest(key, _fields(_tables_at(cls, path)), table)}"
-                ) from error
-            wanted = described(_types_at(cls, [*path, key]))
-            value = '"..."' if wanted.startswith(("text", "name", "path", "URL")) else "..."
-            raise ConfigError(
-                f"{where}{line_of(text, path)} has no key '{spelled([*path, key])}'; add `{key} = {value}` ({wanted})."
-            ) from error
-        if (named_table := _INVALID_NAME.search(str(error))) is not None:
-            path = _path(cls, values, error, f"{named_table['path']}{ANY_NAME}")
-            wanted = _article(described([info.key_type for info in _tables_at(cls, path[:-1])]))
-            raise ConfigError(
-                f"{where}{line_of(text, path)}: {path[-1]!a} cannot be a name in '{spelled(path[:-1])}'; use {wanted}."
-            ) from error
-        invalid = _INVALID.match(str(error))
-        path = _path(cls, values, error, invalid["path"] if invalid else None)
-        named = f", '{spelled(path)}'," if path else ""
+        path, fault = _fault(cls, values, error, of_text=of_text)
+        raise ConfigError(f"{where}{line_of(text, path)}{fault}") from error
+
+
+def _fault(cls: type[T], values: dict[str, Any], error: Exception, *, of_text: bool) -> tuple[list[str], str]:
+    """Returns the key of which a sentence names the line, and the rest of that sentence; see `_convert`."""
+    if (field := _FIELD.match(str(error))) is not None:
+        table, key = _path(cls, values, error, field["path"]), field["key"]
+        path = [*table, key]
+        if field["fault"] == "contains unknown":
+            prefix = f"{spelled(table)}." if table else ""
+            return path, f" has an unknown key '{prefix}{key}'{_suggest(key, _fields(_tables_at(cls, table)), prefix)}"
         wanted = described(_types_at(cls, path))
-        if of_text and wanted.startswith(("list", "table")):
-            inner = '{"KEY": "VALUE"}' if "table" in wanted else '"a", "b"'
-            wanted += f", as JSON such as '{inner if wanted.startswith('table') else f'[{inner}]'}'"
-        elif path and wanted in ("table", "list of tables"):
-            wanted += f", as [{spelled(path)}]" if wanted == "table" else f", each as [[{spelled(path)}]]"
-        choices = wanted.removeprefix(_ONE_OF).split(", ") if wanted.startswith(_ONE_OF) else ()
-        close = did_you_mean(_shown(values, path).strip("'"), choices)
-        raise ConfigError(
-            f"{where}{line_of(text, path)}{named} is {_shown(values, path)}; use {_article(wanted)}{close}"
-        ) from error
+        value = '"..."' if wanted.startswith(("text", "name", "path", "URL")) else "..."
+        return table, f" has no key '{spelled(path)}'; add `{key} = {value}` ({wanted})."
+    if (named_table := _INVALID_NAME.search(str(error))) is not None:
+        path = _path(cls, values, error, f"{named_table['path']}{ANY_NAME}")
+        wanted = _article(described([info.key_type for info in _tables_at(cls, path[:-1])]))
+        return path, f": {path[-1]!a} cannot be a name in '{spelled(path[:-1])}'; use {wanted}."
+    place = _PLACE.search(str(error))
+    path = _path(cls, values, error, place[1] if place is not None else None)
+    wanted = described(_types_at(cls, path))
+    if of_text and wanted.startswith(("list", "table")):
+        inner = '{"KEY": "VALUE"}' if "table" in wanted else '"a", "b"'
+        wanted += f", as JSON such as '{inner if wanted.startswith('table') else f'[{inner}]'}'"
+    elif path and wanted in ("table", "list of tables"):
+        wanted += f", as [{spelled(path)}]" if wanted == "table" else f", each as [[{spelled(path)}]]"
+    choices = wanted.removeprefix(_ONE_OF).split(", ") if wanted.startswith(_ONE_OF) else ()
+    shown, named = _shown(values, path), f", '{spelled(path)}'," if path else ""
+    close = did_you_mean(shown.strip("'"), choices)
+    return path, f"{named} is {shown}; use {_article(wanted)}{close}"
 
 
 def _path(cls: type[T], values: dict[str, Any], error: Exception, path: str | None) -> list[str]:
