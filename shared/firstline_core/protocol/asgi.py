@@ -134,20 +134,6 @@ class Request:
         trace: trace context in the headers; None without one.
     """
 
-    __slots__ = (
-        "__dict__",
-        "_receive",
-        "headers",
-        "info",
-        "method",
-        "parameters",
-        "path",
-        "peer",
-        "query_string",
-        "scope",
-        "trace",
-    )
-
     def __init__(self, scope: Scope, receive: Receive) -> None:
         self.scope = scope
         self.method: str = scope["method"]

@@ -30,12 +30,7 @@ T = TypeVar("T")
 def index_json(states: Sequence[ModelState], *, ready_only: bool) -> list[dict[str, str]]:
     """Returns Triton's index of the repository."""
     return [
-        {
-            "name": each.name,
-            "version": each.version,
-            "state": each.state,
-            "reason": each.reason,
-        }
+        {"name": each.name, "version": each.version, "state": each.state, "reason": each.reason}
         for each in states
         if each.ready or not ready_only
     ]
@@ -126,10 +121,7 @@ def config_json(metadata: ModelMetadata, limits: Limits, *, batching: bool) -> d
         "output": [_port(spec) for spec in metadata.outputs],
     }
     if batching:
-        config["dynamic_batching"] = {
-            "priority_levels": LOWEST_PRIORITY,
-            "default_priority_level": _DEFAULT_PRIORITY,
-        }
+        config["dynamic_batching"] = {"priority_levels": LOWEST_PRIORITY, "default_priority_level": _DEFAULT_PRIORITY}
     return config
 
 

@@ -319,12 +319,7 @@ EXPIRY_MAX_S = 0xFFFF_FFFF
 
 
 def request_publication(
-    request: InferRequest,
-    *,
-    topic: str,
-    response_topic: str,
-    correlation_data: bytes,
-    now_s: float,
+    request: InferRequest, *, topic: str, response_topic: str, correlation_data: bytes, now_s: float
 ) -> Publication:
     """Returns a request to publish. Its expiry is the deadline in whole seconds, after which the broker may drop it.
 

@@ -144,10 +144,7 @@ def refusals(problems: bool = False) -> dict[str, Any]:
         "503": "No room now; Retry-After says when to come back.",
         "504": "The deadline passed before the request's turn.",
     }
-    headers = {
-        "401": {"WWW-Authenticate": response_header("Bearer.")},
-        **dict.fromkeys(("429", "503"), RETRY_AFTER),
-    }
+    headers = {"401": {"WWW-Authenticate": response_header("Bearer.")}, **dict.fromkeys(("429", "503"), RETRY_AFTER)}
     return {
         status: refusal(text, problems) | ({"headers": headers[status]} if status in headers else {})
         for status, text in texts.items()
@@ -259,11 +256,7 @@ def file_infer(routes: Sequence[str], privacies: Sequence[str], *more_types: str
             JSON: {"schema": {}},
         },
         answer="The answer of the model's task, such as a label, or objects with boxes; or a picture of it.",
-        answers={
-            JSON: {"schema": _FILE_ANSWER},
-            "image/jpeg": BYTES,
-            **dict.fromkeys(more_types, TEXT),
-        },
+        answers={JSON: {"schema": _FILE_ANSWER}, "image/jpeg": BYTES, **dict.fromkeys(more_types, TEXT)},
     )
     fields = response_header("Of a picture: the fields of every answer, as JSON.")
     described["responses"]["200"]["headers"] = {"Firstline-Answer": fields}

@@ -49,10 +49,7 @@ class RejectedRange(NamedTuple):
 
 
 def rejected_ranges(
-    count: int,
-    starts: Sequence[tuple[int, float]],
-    delta: float,
-    p_values: Callable[[int, int], NDArray[np.float64]],
+    count: int, starts: Sequence[tuple[int, float]], delta: float, p_values: Callable[[int, int], NDArray[np.float64]]
 ) -> list[RejectedRange]:
     """Tests hypotheses 0 to count - 1 in this order.
 

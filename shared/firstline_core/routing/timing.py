@@ -46,20 +46,6 @@ _NOTHING = (0.0,) * 9
 class TimesBySize:
     """Durations by payload size and bytes ahead, in constant memory."""
 
-    __slots__ = (
-        "_base_s",
-        "_count",
-        "_mean",
-        "_moments",
-        "_quick_s",
-        "_run",
-        "_since",
-        "_slopes_s",
-        "_times",
-        "_usual",
-        "_usual_s",
-    )
-
     def __init__(self) -> None:
         self._times = DecayedQuantiles()
         self._run: list[tuple[float, float]] = []  # consecutive fast observations, with their times

@@ -71,11 +71,7 @@ class RequestMetrics:
         return Counter(f"{self._prefix}_{name}", description, labels, registry=self.registry)
 
     def readings(
-        self,
-        name: str,
-        description: str,
-        labels: Sequence[str],
-        read: Callable[[], Mapping[tuple[str, ...], float]],
+        self, name: str, description: str, labels: Sequence[str], read: Callable[[], Mapping[tuple[str, ...], float]]
     ) -> None:
         """Adds values by labels that are read at each scrape; unknown values are left out.
 

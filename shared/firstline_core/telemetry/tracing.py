@@ -179,13 +179,7 @@ def is_sampled(trace: TraceContext | None) -> bool:
 
 
 def record(
-    name: str,
-    trace: TraceContext | None,
-    seconds: float,
-    *,
-    ago_s: float = 0.0,
-    own: bool = False,
-    **attributes: str,
+    name: str, trace: TraceContext | None, seconds: float, *, ago_s: float = 0.0, own: bool = False, **attributes: str
 ) -> None:
     """Records a span that has ended; without effect if its trace is not exported.
 
