@@ -12,9 +12,11 @@ import pytest
 from support.agent import DIGITS, edge_settings, serving_agent
 from support.broker import Broker, free_port
 from support.digits import predictions, scan
+from support.either_tier import either_tier
 from support.gateway import mqtt_link, serving_gateway
 from support.images import images
 from support.inference import digits_request, infer
+from support.logs import captured_lines
 from support.mqtt_device import hearing
 from support.waiting import until
 
@@ -247,6 +249,16 @@ async def test_file_inference_by_a_model_of_the_gateway_alone(
             assert in_process.answer.reason.value == "heavy"
             unknown = await http.post("/firstline/v1/models/nobody/infer", content=b"x")
             assert (unknown.status_code, unknown.json()["code"]) == (404, "unknown_model")
+
+
+@pytest.mark.parametrize("tier", ["agent", "gateway"])
+@pytest.mark.parametrize("path", ["", "/ready"])
+async def test_a_log_line_has_the_id_of_a_refused_question(tmp_path: Path, tier: str, path: str) -> None:
+    with captured_lines() as lines:
+        async with either_tier(tier, tmp_path) as (url, _), httpx.AsyncClient(base_url=url) as http:
+            unknown = await http.get(f"/v2/models/nobody{path}")
+    refused = {line["request_id"]: line["code"] for line in lines if line["event"] == "request refused"}
+    assert (unknown.status_code, refused[unknown.json()["request_id"]]) == (404, "unknown_model")
 
 
 @pytest.mark.mosquitto

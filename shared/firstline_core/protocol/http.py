@@ -532,31 +532,35 @@ def server_metadata_json(plane: DataPlane) -> dict[str, Any]:
 
 def live_reply(plane: DataPlane) -> Reply:
     """Answers `GET /v2/health/live`."""
-    live = plane.live()
-    return json_reply({"live": live}, 200 if live else 400)
+    return _health_reply("live", plane.live())
 
 
 def ready_reply(plane: DataPlane) -> Reply:
-    """Answers `GET /v2/health/ready`, with a 4xx status if the tier is not ready, as V2 requires."""
-    ready = plane.ready()
-    return json_reply({"ready": ready}, 200 if ready else 400)
+    """Answers `GET /v2/health/ready`."""
+    return _health_reply("ready", plane.ready())
 
 
 def model_ready_reply(plane: DataPlane, model: str, version: str) -> Reply:
-    """Answers `GET /v2/models/{model}[/versions/{version}]/ready`."""
-    try:
-        ready = plane.model_ready(model, version)
-    except errors.FirstlineError as error:
-        return error_reply(error)
-    return json_reply({"name": model, "ready": ready}, 200 if ready else 400)
+    """Answers `GET /v2/models/{model}[/versions/{version}]/ready`.
+
+    Raises:
+        UnknownModelError: there is no such model or version.
+    """
+    return _health_reply("ready", plane.model_ready(model, version), name=model)
+
+
+def _health_reply(state: str, good: bool, **more: str) -> Reply:
+    """Returns the reply about a state, with a 4xx status if it is not good, as V2 requires."""
+    return json_reply({**more, state: good}, 200 if good else 400)
 
 
 def model_metadata_reply(plane: DataPlane, model: str, version: str) -> Reply:
-    """Answers `GET /v2/models/{model}[/versions/{version}]`; `labels` and `task` are Firstline's additions."""
-    try:
-        metadata = plane.metadata(model, version)
-    except errors.FirstlineError as error:
-        return error_reply(error)
+    """Answers `GET /v2/models/{model}[/versions/{version}]`; `labels` and `task` are Firstline's additions.
+
+    Raises:
+        UnknownModelError: there is no such model or version.
+    """
+    metadata = plane.metadata(model, version)
     described = model_metadata_json(metadata)
     if metadata.labels:
         described["labels"] = metadata.labels

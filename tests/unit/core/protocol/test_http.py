@@ -321,7 +321,10 @@ def test_metadata() -> None:
 
 
 def test_an_unknown_model_is_404() -> None:
-    for reply in (http.model_ready_reply(Doubler(), "triple", ""), http.model_metadata_reply(Doubler(), "double", "8")):
+    for answer, model, version in ((http.model_ready_reply, "triple", ""), (http.model_metadata_reply, "double", "8")):
+        with pytest.raises(errors.UnknownModelError) as unknown:
+            answer(Doubler(), model, version)
+        reply = http.error_reply(unknown.value)
         assert reply.status == 404
         assert json_of(reply)["code"] == "unknown_model"
 
