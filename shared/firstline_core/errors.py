@@ -84,6 +84,12 @@ class FirstlineError(Exception):
     code: ClassVar[str] = "internal"
     retryable: ClassVar[bool] = False
 
+    def __init_subclass__(cls, *, code: str = "") -> None:
+        """Gives a subclass its code; without one it has its parent's."""
+        if code:
+            cls.code = code
+            BY_CODE[code] = cls
+
     def __init__(self, message: str, *, retry_after_s: float | None = None, public: str = "") -> None:
         super().__init__(message)
         self.message = message
@@ -98,175 +104,129 @@ class FirstlineError(Exception):
         return self.request_id
 
 
-class RequestError(FirstlineError):
-    code = "invalid_request"
+BY_CODE: dict[str, type[FirstlineError]] = {FirstlineError.code: FirstlineError}
+"""Every class by its code, so that a client can raise the server's error."""
 
 
-class InvalidTensorError(RequestError):
-    code = "invalid_tensor"
+class RequestError(FirstlineError, code="invalid_request"): ...
 
 
-class UnknownModelError(RequestError):
-    code = "unknown_model"
+class InvalidTensorError(RequestError, code="invalid_tensor"): ...
 
 
-class UnknownAnswerError(RequestError):
-    code = "unknown_answer"
+class UnknownModelError(RequestError, code="unknown_model"): ...
 
 
-class NotFoundError(RequestError):
-    code = "not_found"
+class UnknownAnswerError(RequestError, code="unknown_answer"): ...
 
 
-class ConflictError(RequestError):
-    code = "conflict"
+class NotFoundError(RequestError, code="not_found"): ...
 
 
-class ModelMismatchError(RequestError):
-    code = "model_mismatch"
+class ConflictError(RequestError, code="conflict"): ...
 
 
-class ReusedRequestIdError(RequestError):
-    code = "request_id_reused"
+class ModelMismatchError(RequestError, code="model_mismatch"): ...
 
 
-class NotAcceptableError(RequestError):
-    code = "not_acceptable"
+class ReusedRequestIdError(RequestError, code="request_id_reused"): ...
 
 
-class PayloadTooLargeError(RequestError):
-    code = "payload_too_large"
+class NotAcceptableError(RequestError, code="not_acceptable"): ...
 
 
-class UnauthorizedError(RequestError):
-    code = "unauthorized"
+class PayloadTooLargeError(RequestError, code="payload_too_large"): ...
 
 
-class ForbiddenError(RequestError):
-    code = "forbidden"
+class UnauthorizedError(RequestError, code="unauthorized"): ...
 
 
-class CapacityError(FirstlineError):
-    code = "unavailable"
+class ForbiddenError(RequestError, code="forbidden"): ...
+
+
+class CapacityError(FirstlineError, code="unavailable"):
     retryable = True
 
 
-class QueueFullError(CapacityError):
-    code = "queue_full"
+class QueueFullError(CapacityError, code="queue_full"): ...
 
 
-class DeadlineExceededError(CapacityError):
-    code = "deadline_exceeded"
+class DeadlineExceededError(CapacityError, code="deadline_exceeded"): ...
 
 
-class SheddingError(CapacityError):
-    code = "shedding"
+class SheddingError(CapacityError, code="shedding"): ...
 
 
-class RateLimitedError(CapacityError):
-    code = "rate_limited"
+class RateLimitedError(CapacityError, code="rate_limited"): ...
 
 
-class BudgetExceededError(CapacityError):
-    code = "budget_exceeded"
+class BudgetExceededError(CapacityError, code="budget_exceeded"): ...
 
 
-class StoreUnavailableError(CapacityError):
-    code = "store_unavailable"
+class StoreUnavailableError(CapacityError, code="store_unavailable"): ...
 
 
-class EngineUnavailableError(CapacityError):
-    code = "engine_unavailable"
+class EngineUnavailableError(CapacityError, code="engine_unavailable"): ...
 
 
-class NotReadyError(CapacityError):
-    code = "not_ready"
+class NotReadyError(CapacityError, code="not_ready"): ...
 
 
-class LinkError(FirstlineError):
-    code = "link_error"
+class LinkError(FirstlineError, code="link_error"):
     retryable = True
 
 
-class LinkDownError(LinkError):
-    code = "link_down"
+class LinkDownError(LinkError, code="link_down"): ...
 
 
-class RemoteTimeoutError(LinkError):
-    code = "remote_timeout"
+class RemoteTimeoutError(LinkError, code="remote_timeout"): ...
 
 
-class ProtocolError(LinkError):
-    code = "protocol_error"
+class ProtocolError(LinkError, code="protocol_error"): ...
 
 
-class RuntimeFailure(FirstlineError):  # noqa: N818 (a plain `RuntimeError` would shadow the builtin)
-    code = "runtime_failure"
+class RuntimeFailure(FirstlineError, code="runtime_failure"): ...  # noqa: N818 (`RuntimeError` is a builtin)
 
 
-class ModelLoadError(RuntimeFailure):
-    code = "model_load_failed"
+class ModelLoadError(RuntimeFailure, code="model_load_failed"): ...
 
 
-class InferenceError(RuntimeFailure):
-    code = "inference_failed"
+class InferenceError(RuntimeFailure, code="inference_failed"): ...
 
 
-class UpdateError(FirstlineError):
-    code = "update_refused"
+class UpdateError(FirstlineError, code="update_refused"): ...
 
 
-class IntegrityError(UpdateError):
-    code = "integrity"
+class IntegrityError(UpdateError, code="integrity"): ...
 
 
-class SignatureError(UpdateError):
-    code = "signature"
+class SignatureError(UpdateError, code="signature"): ...
 
 
-class MetadataRollbackError(UpdateError):
-    code = "metadata_rollback"
+class MetadataRollbackError(UpdateError, code="metadata_rollback"): ...
 
 
-class MetadataExpiredError(UpdateError):
-    code = "metadata_expired"
+class MetadataExpiredError(UpdateError, code="metadata_expired"): ...
 
 
-class MetadataMismatchError(UpdateError):
-    code = "metadata_mismatch"
+class MetadataMismatchError(UpdateError, code="metadata_mismatch"): ...
 
 
-class IncompatibleTargetError(UpdateError):
-    code = "incompatible_target"
+class IncompatibleTargetError(UpdateError, code="incompatible_target"): ...
 
 
-class SelfTestError(UpdateError):
-    code = "self_test_failed"
+class SelfTestError(UpdateError, code="self_test_failed"): ...
 
 
-class NoRoomError(UpdateError):
-    code = "no_room"
+class NoRoomError(UpdateError, code="no_room"): ...
 
 
-class ConfigError(FirstlineError):
-    code = "config"
+class ConfigError(FirstlineError, code="config"): ...
 
 
-class TaskError(ConfigError):
+class TaskError(ConfigError, code="task"):
     """Its message is a part of a sentence, without a full stop, for the error that names the file."""
 
-    code = "task"
-
-
-def _leaves(root: type[FirstlineError]) -> dict[str, type[FirstlineError]]:
-    found = {root.code: root}
-    for child in root.__subclasses__():
-        found |= _leaves(child)
-    return found
-
-
-BY_CODE: dict[str, type[FirstlineError]] = _leaves(FirstlineError)
-"""Every class by its code, so that a client can raise the server's error."""
 
 __all__ = [error.__name__ for error in BY_CODE.values()]
 
