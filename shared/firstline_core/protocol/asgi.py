@@ -175,10 +175,7 @@ class Request:
             ClientDisconnectedError: the client left before its end.
         """
         if self.info.whole:
-            message = await self._receive()
-            if message["type"] == "http.disconnect":
-                raise ClientDisconnectedError
-            body: bytes = message.get("body", b"")
+            body, _ = await self._message()
             limits.check_body(len(body))
             reserve(len(body))
             return body

@@ -182,8 +182,8 @@ def to_binary(kind: str, tensor: Tensor) -> memoryview:
         return np.ascontiguousarray(tensor.array, _LITTLE_ENDIAN[datatype]).data
     where, parts = f"{kind} {shown(tensor.name)}", list[bytes]()
     for index, element in enumerate(tensor.array.flat):
-        _check_bytes(where, index, element)
-        parts += (struct.pack("<I", len(element)), element)
+        content = _content(where, index, element)
+        parts += (struct.pack("<I", len(content)), content)
     return memoryview(b"".join(parts))
 
 
@@ -269,18 +269,18 @@ def _split_elements(where: str, count: int, raw: memoryview) -> list[bytes]:
     return elements
 
 
-def _check_bytes(where: str, index: int, element: object) -> None:
+def _content(where: str, index: int, element: object) -> bytes:
+    """Returns an element of BYTES."""
     if not isinstance(element, bytes):
         raise InvalidTensorError(
             f"{where} has a {type(element).__name__} at element {index}; BYTES elements are `bytes`."
         )
+    return element
 
 
 def _utf8(where: str, index: int, element: object) -> str:
-    _check_bytes(where, index, element)
-    assert isinstance(element, bytes)  # noqa: S101 (for the type checker)
     try:
-        return element.decode()
+        return _content(where, index, element).decode()
     except UnicodeDecodeError:
         raise InvalidTensorError(
             f"{where} has bytes at element {index} that are not UTF-8, which JSON cannot hold; ask for it as "

@@ -31,15 +31,9 @@ class RequestMetrics:
     def __init__(self, process: str) -> None:
         self.registry = CollectorRegistry()
         self._prefix = f"firstline_{process}"
-        self._errors = Counter(
-            f"{self._prefix}_errors_total", "Refused or failed requests by code.", ("code",), registry=self.registry
-        )
-        answers = Counter(
-            f"{self._prefix}_requests_total",
-            "Answered requests by the tier that answered, the reason and the status.",
-            ("tier", "reason", "status"),
-            registry=self.registry,
-        )
+        self._errors = self.counter("errors_total", "Refused or failed requests by code.", ("code",))
+        described = "Answered requests by the tier that answered, the reason and the status."
+        answers = self.counter("requests_total", described, ("tier", "reason", "status"))
         latencies = Histogram(
             f"{self._prefix}_request_seconds",
             "Time from a request's arrival to its first answer, by the tier that answered.",
