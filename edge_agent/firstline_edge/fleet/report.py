@@ -26,7 +26,7 @@ from firstline_core.fleet.telemetry import (
     Telemetry,
     latency_bin,
 )
-from firstline_core.fleet.twin import Profiling, Reported, RunningModel, Update
+from firstline_core.fleet.twin import LIMIT_BYTES, Profiling, Reported, RunningModel, Update
 from firstline_core.hardware.kernel_files import Tree
 from firstline_core.hardware.readings import Snapshot, measured
 from firstline_core.hardware.sensors import total_memory
@@ -49,6 +49,8 @@ from firstline_edge.requests.recorder import EndedAudit, Recorder
 from firstline_edge.telemetry.version import VERSION
 
 _LIMIT = 64
+# The rest of a report is for the condition of the device, and for promises that have ended.
+_COUNTS_BYTES = LIMIT_BYTES - 24 * 1024
 _LINK_FAULTS = (LinkStatus.DOWN, LinkStatus.PROBING, LinkStatus.REFUSED)
 # The names of runtimes in a bundle's manifest, with the packages that provide them.
 _RUNTIMES = {"onnx": ("onnxruntime",), "tflite": ("ai_edge_litert", "tflite_runtime")}
@@ -295,10 +297,21 @@ class FleetCounts:
         return RowCounts(sum(one.rows for one in sums), sum(one.errors for one in sums))
 
     def counts(self) -> tuple[ModelCounts, ...]:
-        """Returns the counts of every version that received requests; loaded ones come first if there are too many."""
+        """Returns the counts of the versions that received requests, as many as a report has room for.
+
+        Loaded versions come first, then the latest. Others without room are forgotten: one that answers again counts
+        from zero, as the gateway expects of a version that the latest report did not have.
+        """
         loaded = {model.key: model for model in self.models.all}
-        keys = sorted(self._sums, key=lambda key: key not in loaded)
-        return tuple(self._counts_of(key, self._sums[key], loaded.get(key)) for key in keys[:_LIMIT])
+        latest_first, found, size_bytes = list(reversed(self._sums)), list[ModelCounts](), 0
+        for key in sorted(latest_first, key=lambda key: key not in loaded):
+            counts = self._counts_of(key, self._sums[key], loaded.get(key))
+            size_bytes += len(msgspec.json.encode(counts))
+            if len(found) < _LIMIT and size_bytes <= _COUNTS_BYTES:
+                found.append(counts)
+            elif key not in loaded:
+                del self._sums[key]
+        return tuple(found)
 
     def _counts_of(self, key: ModelVersion, sums: _Sums, device_model: DeviceModel | None) -> ModelCounts:
         found = {**msgspec.structs.asdict(sums), "name": key[0], "version": int(key[1])}

@@ -31,8 +31,8 @@ from firstline_core.errors import (
     RequestError,
     UnknownModelError,
 )
-from firstline_core.fleet.telemetry import DeviceHealth, Telemetry
-from firstline_core.fleet.twin import Brake, Desired, Reported
+from firstline_core.fleet.telemetry import ENDED_LIMIT, DeviceHealth, EndedPromise, Telemetry
+from firstline_core.fleet.twin import LIMIT_BYTES, Brake, Desired, Reported
 from firstline_core.hardware.kernel_files import Tree
 from firstline_core.hardware.readings import NOTHING_READ, Absent, Measured, Snapshot
 from firstline_core.protocol.mqtt_messages import Message, Topics
@@ -186,6 +186,24 @@ async def test_audits_are_counted_by_the_events_that_can_occur() -> None:
     assert found.losses == 0.25
     assert found.event_audits == {"missed yes": 1, "invented yes": 2, "missed no": 1}
     assert found.event_losses == {"missed no": 1, "invented yes": 1}
+    await scene.close()
+
+
+async def test_counts_of_many_versions_fit_in_a_report() -> None:
+    """An agent may run through many updates of a detector with many classes."""
+    scene = Scene(certified=0.8)
+    counts = FleetCounts(scene.models, VALID_CERTIFICATES, lambda _: 0.0)
+    events = {f"{kind} {'class' * 4} {number}": 1.0 for kind in ("missed", "invented") for number in range(80)}
+    loaded = int(scene.held.version)
+    for version in (loaded, *range(100, 130)):
+        finding = {"model": "m", "version": str(version), "outcome": "disagreed", "loss": 1.0, "events": events}
+        counts.audited(SimpleNamespace(**finding))
+    found = counts.counts()
+    report = Telemetry("s" * 64, 1, models=found, ended=(EndedPromise("i" * 64, "m" * 64, "v" * 64),) * ENDED_LIMIT)
+    assert len(msgspec.json.encode(report)) < LIMIT_BYTES
+    assert [each.version for each in found[:3]] == [loaded, 129, 128]
+    counts.audited(SimpleNamespace(model="m", version="100", outcome="agreed", loss=0.0, events={}))
+    assert counts.counts()[1].audited == 1  # from zero, because the gateway has not seen it in the latest report
     await scene.close()
 
 
