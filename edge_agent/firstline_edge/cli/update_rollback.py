@@ -44,7 +44,5 @@ def _roll_back_on_disk(settings: EdgeSettings, model: str | None) -> None:
             file: InstalledFile[Any, Any] = (
                 ModelStore(path, repair=False).known(model) if model else open_configuration(path, repair=False)
             )
-            file.state.check_rollback(
-                f"Model {model} has no previous version" if model else "This device has no previous configuration"
-            )
+            file.state.check_rollback(f"Model {model}" if model else "The configuration")
             file.write(file.state.rolled_back(BY_REQUEST, "Rolled back on the device.", time.time()))

@@ -82,8 +82,9 @@ class Surveyor:
 
     def _with_stored(self, described: Catalogue) -> Catalogue:
         stored = self.read_stored()
-        is_valid = stored is not None and stored.fingerprint == described.fingerprint
-        return with_measurements(described, stored) if stored is not None and is_valid else described
+        if stored is None or stored.fingerprint != described.fingerprint:
+            return described
+        return with_measurements(described, stored)
 
     def read_stored(self) -> Catalogue | None:
         """Returns the stored catalogue; None if there is none or it is damaged."""

@@ -224,13 +224,15 @@ class Controller:
         return guards.slope_per_s(tuple(self._temperatures))
 
     def _lower_place(self, advice: guards.Advice, now_s: float) -> int:
-        """Returns the place that the advice asks for now; 0 if it asks for no step down."""
+        """Returns the place that the advice asks for now; the present one if it asks for no step down."""
         last, settle_s = len(self._rungs) - 1, self._timing.settle_s
         if advice is guards.Advice.SHED and now_s - self._lowest_s(now_s) >= settle_s:
             return last + 1
         if advice <= guards.Advice.CHEAPEST:
             return last
-        return min(last, self._place + 1) if advice is guards.Advice.DOWN and now_s - self._moved_s >= settle_s else 0
+        if advice is guards.Advice.DOWN and now_s - self._moved_s >= settle_s:
+            return min(last, self._place + 1)
+        return self._place
 
     def _lowest_s(self, now_s: float) -> float:
         """Since when the device is on the last rung; a ladder of one rung counts from the last move."""

@@ -199,12 +199,12 @@ def sensor_lines(now: Snapshot) -> list[str]:
         *_named("frequency", {name: _in(1e9, one) for name, one in now.frequency_hz.items()}, "GHz", None),
         *_named("power", now.power_w, "W", None),
         *_named("energy", now.energy_j, "J since the first reading", None),
-        *_one("device", now.device_power_w, "W"),
-        *_one("battery", now.battery_share, "of its charge"),
-        *_one("powered", now.powered, ""),
-        *_one("memory", _in(GIB, now.memory_available_bytes), "GiB left"),
-        *_one("pressure", now.memory_stalled_share, "of the last 10 s waited for memory"),
-        *_one("load", now.cpu_busy_share, "of the usable cores"),
+        f"{'device':<12}{_value(now.device_power_w, 'W')}",
+        f"{'battery':<12}{_value(now.battery_share, 'of its charge')}",
+        f"{'powered':<12}{_value(now.powered, '')}",
+        f"{'memory':<12}{_value(_in(GIB, now.memory_available_bytes), 'GiB left')}",
+        f"{'pressure':<12}{_value(now.memory_stalled_share, 'of the last 10 s waited for memory')}",
+        f"{'load':<12}{_value(now.cpu_busy_share, 'of the usable cores')}",
     ]
 
 
@@ -218,10 +218,6 @@ def _named(what: str, readings: Readings, unit: str, none: Reading | None) -> It
         yield f"{what:<12}{describe(none)}"
     for name, reading in readings.items():
         yield f"{what:<12}{name}: {_value(reading, unit)}"
-
-
-def _one(what: str, reading: Reading, unit: str) -> Iterable[str]:
-    yield f"{what:<12}{_value(reading, unit)}"
 
 
 def _value(reading: Reading, unit: str) -> str:

@@ -203,9 +203,13 @@ def control_groups(tree: Tree, controller: Controller = "memory") -> list[str]:
         tree: the kernel's files.
         controller: of version 1; version 2 has one group for all.
     """
-    one = _is_version_2(tree)
-    mount = _MOUNT if one else f"{_MOUNT}/{controller}"
-    path = _path(tree.text_lines("proc/self/cgroup"), "" if one else controller)
+    if _is_version_2(tree):
+        mount, controllers = _MOUNT, ""
+    else:
+        mount, controllers = f"{_MOUNT}/{controller}", controller
+    # Each line is `number:controllers:path`; version 2's names no controllers.
+    lines = (line.split(":", 2) for line in tree.text_lines("proc/self/cgroup"))
+    path = next((line[2] for line in lines if len(line) == 3 and controllers in line[1].split(",")), "")
     parts = [part for part in path.split("/") if part not in ("", ".", "..")]
     return ["/".join([mount, *parts[:count]]) for count in range(len(parts), -1, -1)]
 
@@ -273,12 +277,6 @@ def cpu_used_s(tree: Tree) -> FileReading:
 
 def _is_version_2(tree: Tree) -> bool:
     return tree.has(f"{_MOUNT}/cgroup.controllers")
-
-
-def _path(lines: Iterable[str], controller: str) -> str:
-    """The path in the line `number:controllers:path` of a controller; version 2's line has no controllers."""
-    split = (line.split(":", 2) for line in lines)
-    return next((parts[2] for parts in split if len(parts) == 3 and controller in parts[1].split(",")), "")
 
 
 def _least(readings: Iterable[FileReading], of: str) -> FileReading:

@@ -159,7 +159,8 @@ def supply(tree: Tree) -> Supply:
     for folder in tree.names(_SUPPLIES, "*"):
         if tree.text(f"{folder}/type") != "Battery":
             online = tree.number(f"{folder}/online", low=0)  # 2 is "programmable", of USB
-            adapters += [Measured(float(online.value > 0), online.source)] if isinstance(online, Measured) else []
+            if isinstance(online, Measured):
+                adapters.append(Measured(float(online.value > 0), online.source))
         elif tree.text(f"{folder}/scope") != "Device" and tree.text(f"{folder}/present") != "0":
             # Others are of a mouse or headset, or an empty slot.
             charges.append(_charge(tree, folder))

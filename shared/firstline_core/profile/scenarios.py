@@ -11,14 +11,14 @@ from firstline_core.profile.profile import HALF_LOAD
 
 Query = Callable[[], None]
 
-_MOST = 20_000
+_LEAST, _MOST = 5, 20_000
 
 
-def single_stream(query: Query, seconds: float, *, least: int = 5, between: Query = lambda: None) -> None:
-    """Runs queries back to back for some seconds, at least `least` of them; calls `between` after each."""
+def single_stream(query: Query, seconds: float, *, between: Query = lambda: None) -> None:
+    """Runs queries back to back for some seconds, at least five of them; calls `between` after each."""
     until_s = time.perf_counter() + seconds
     done = 0
-    while done < least or (done < _MOST and time.perf_counter() < until_s):
+    while done < _LEAST or (done < _MOST and time.perf_counter() < until_s):
         query()
         between()
         done += 1
@@ -37,20 +37,19 @@ class LoadedRun(NamedTuple):
     queued: list[float]
 
 
-def loaded(query: Query, query_s: float, seconds: float, *, least: int = 5) -> LoadedRun:
-    """Runs queries as a Poisson process at half of the rate back to back.
+def loaded(query: Query, query_s: float, seconds: float) -> LoadedRun:
+    """Runs queries as a Poisson process at half of the rate back to back; at least five of them find the server free.
 
     Args:
         query: runs one.
         query_s: mean time of a query back to back.
         seconds: time to measure.
-        least: smallest number of queries that find the server free.
     """
     rate_per_s = HALF_LOAD / query_s
     found = LoadedRun([], [])
     ended_s = time.perf_counter()
     due_s, until_s = ended_s + random.expovariate(rate_per_s), ended_s + seconds
-    while ended_s < until_s or len(found.rested) < least:
+    while ended_s < until_s or len(found.rested) < _LEAST:
         if ended_s >= until_s:  # drop the backlog, so that a rest comes first
             due_s = ended_s + random.expovariate(rate_per_s)
         if (left_s := due_s - time.perf_counter()) > 0:

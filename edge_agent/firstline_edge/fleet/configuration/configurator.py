@@ -79,7 +79,6 @@ class Configurator(UpdateStateMachine[SignedConfiguration, DesiredConfiguration]
         services: UpdateServices,
     ) -> None:
         super().__init__("The configuration", file, services)
-        self._lack = "This device has no previous configuration"
         self._own = own
         self._registry = registry
         self._adoption = adoption

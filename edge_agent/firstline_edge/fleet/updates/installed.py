@@ -128,11 +128,13 @@ class Installed(Struct, Generic[Version, Target], frozen=True, forbid_unknown_fi
     def can_roll_back(self) -> bool:
         return self.running != self.previous
 
-    def check_rollback(self, lack: str) -> None:
-        """Raises RequestError if there is no previous version; `lack` begins its sentence."""
+    def check_rollback(self, subject: str) -> None:
+        """Raises RequestError if there is no previous version; `subject` begins its sentence: "Model digits"."""
         if not self.can_roll_back:
             state = f"; its update is {self.record.state.value}" if self.record is not None else ""
-            raise RequestError(f"{lack} to roll back to{state}; see `edge-agent update list`.")
+            raise RequestError(
+                f"{subject} has no previous version to roll back to{state}; see `edge-agent update list`."
+            )
 
     def with_record(self, record: UpdateRecord[Target]) -> Installed[Version, Target]:
         """Returns the state with another record; only an update in progress has something staged."""

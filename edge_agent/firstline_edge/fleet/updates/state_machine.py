@@ -174,7 +174,6 @@ class UpdateStateMachine(ABC, Generic[Version, Target]):
 
     def __init__(self, subject: str, file: InstalledFile[Version, Target], services: UpdateServices) -> None:
         self._subject = subject
-        self._lack = f"{subject} has no previous version"
         self._file: InstalledFile[Version, Target] = file
         self._services = services
         self._clock = services.clock
@@ -285,7 +284,7 @@ class UpdateStateMachine(ABC, Generic[Version, Target]):
     async def _roll_back_on_request(self, request: asyncio.Future[None]) -> None:
         self._requests.rollback = None
         try:
-            self._file.state.check_rollback(self._lack)
+            self._file.state.check_rollback(self._subject)
             await self._roll_back(BY_REQUEST, "Rolled back on the device.")
             request.set_result(None)
         except FirstlineError as error:
