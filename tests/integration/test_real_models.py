@@ -17,7 +17,8 @@ from support.images import by_name, images
 from bench.support.bundles import model, write_manifest
 from firstline_core.bundle.loading import load_model
 from firstline_core.bundle.store import Bundle
-from firstline_core.processing.boxes import InputSize, anchors, compile_detection
+from firstline_core.processing.boxes import anchors, compile_detection
+from firstline_core.processing.geometry import InputSize
 from firstline_core.processing.steps import (
     Anchors,
     CenterCrop,

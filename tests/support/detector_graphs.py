@@ -9,7 +9,8 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from firstline_core.processing.boxes import InputSize, anchors
+from firstline_core.processing.boxes import anchors
+from firstline_core.processing.geometry import InputSize
 from firstline_core.processing.steps import Anchors
 
 BOX = (24.0, 16.0, 72.0, 48.0)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from firstline.workbench.data.files import FILE_LIMIT_BYTES
 from firstline_core.errors import ConfigError, RequestError
-from firstline_core.processing.boxes import InputSize
+from firstline_core.processing.geometry import InputSize
 from firstline_core.processing.image_header import check_limits, read_header
 from firstline_core.processing.masks import IGNORED, fitted
 from firstline_core.protocol.limits import DEFAULT_DECODING_LIMITS

@@ -12,8 +12,8 @@ from firstline.workbench.model_file import ModelFile
 from firstline.workbench.recognition.inputs import Start
 from firstline.workbench.recognition.outputs import Output
 from firstline.workbench.recognition.reading import GUESS, LIKELY, SURE, Reading, choice, escaped
-from firstline_core.processing.boxes import InputSize
 from firstline_core.processing.boxes import anchors as anchors_of
+from firstline_core.processing.geometry import InputSize
 from firstline_core.processing.steps import Anchors
 from firstline_core.types import Array
 

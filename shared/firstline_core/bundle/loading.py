@@ -15,8 +15,8 @@ from firstline_core.bundle.manifest import Manifest, Model, Score
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import InferenceError, InvalidTensorError, ModelLoadError, RequestError, about
 from firstline_core.processing import steps as ops
-from firstline_core.processing.boxes import InputSize
-from firstline_core.processing.compile import Preprocess, Step, check_needs, compile_preprocess
+from firstline_core.processing.compile import ArrayFunction, Preprocess, check_needs, compile_preprocess
+from firstline_core.processing.geometry import InputSize
 from firstline_core.processing.text import TextEncoder, read_encoder
 from firstline_core.processing.windows import WINDOWS, combine_windows
 from firstline_core.runtime.base import RowByRow, Runtime, pick_port
@@ -92,7 +92,7 @@ def load_around(runtime: Runtime, bundle: Bundle, model: Model, options: Runtime
         if model.batch is not None:
             runtime = RowByRow(runtime, model.without_rows)
 
-        def load_graph(step: ops.Graph) -> Step:
+        def load_graph(step: ops.Graph) -> ArrayFunction:
             graph = load_runtime(bundle.file(step.artefact), "onnx", options)
             resources.callback(graph.close)
             return _graph_step(graph if model.batch is None else RowByRow(graph), step.artefact.file)
@@ -215,7 +215,7 @@ def _image_size(model: Model, runtime: Runtime) -> InputSize:
 
 
 def _has_image_steps(declared: ops.ModelInput) -> bool:
-    return any(isinstance(step, ops.Decode | ops.CenterCrop | ops.Resize) for step in declared.preprocess)
+    return any(isinstance(step, ops.ImageStep) for step in declared.preprocess)
 
 
 def load_edge(
@@ -308,7 +308,7 @@ def _graph_scorer(graph: OnnxRuntime, file: Path, bundle: Bundle) -> Scorer:
     return score
 
 
-def _graph_step(graph: Runtime, file: str) -> Step:
+def _graph_step(graph: Runtime, file: str) -> ArrayFunction:
     feed = pick_port(graph.inputs, "", f"Graph {file}", "input", only=True).name
     output = pick_port(graph.outputs, "", f"Graph {file}", "output", only=True).name
     return lambda array: graph.run({feed: array})[output]

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from firstline_core.errors import InferenceError, ModelLoadError
 from firstline_core.processing import steps as ops
 from firstline_core.processing.compile import softmax
-from firstline_core.processing.geometry import to_original
+from firstline_core.processing.geometry import InputSize, to_original
 from firstline_core.telemetry.wording import counted
 from firstline_core.types import Array, all_finite
 
@@ -42,13 +42,6 @@ class Boxes(NamedTuple):
     def take(self, index: NDArray[np.intp] | NDArray[np.bool_] | slice) -> Boxes:
         """Returns the boxes at an index."""
         return Boxes(self.boxes[index], self.scores[index], self.classes[index])
-
-
-class InputSize(NamedTuple):
-    """Width and height of the model's input, in pixels."""
-
-    width: int
-    height: int
 
 
 Detect = Callable[[Mapping[str, Array], _Floats], dict[str, Array]]

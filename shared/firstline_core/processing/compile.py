@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 _FLOAT = np.dtype(np.float32)
 
-Step = Callable[[Array], Array]
-GraphLoader = Callable[[ops.Graph], Step]
+ArrayFunction = Callable[[Array], Array]
+GraphLoader = Callable[[ops.Graph], ArrayFunction]
 
 _LATER_BYTES = 8  # of each value in the steps after the image steps: FP32, and a copy in another layout
 
@@ -72,7 +72,7 @@ class Preprocess(NamedTuple):
         memory_bytes: the most that they may hold.
     """
 
-    array_steps: Step
+    array_steps: ArrayFunction
     images: ImageProcessing | None = None
     standardizes: bool = False
     audio: AudioProcessing | None = None
@@ -208,8 +208,8 @@ def compile_preprocess(
         return _compile_audio(steps, spec, load_graph, limits)
     if spec.kind == "text" or any(isinstance(step, ops.TextStep) for step in steps):
         return _compile_text(steps or (ops.DecodeText(),), spec, load_encoder)
-    image_steps = [step for step in steps if isinstance(step, ops.Decode | ops.CenterCrop | ops.Resize)]
-    array_steps = [step for step in steps if not isinstance(step, ops.Decode | ops.CenterCrop | ops.Resize)]
+    image_steps = [step for step in steps if isinstance(step, ops.ImageStep)]
+    array_steps = [step for step in steps if not isinstance(step, ops.ImageStep)]
     ordered = list(steps) == [*image_steps, *array_steps]
     _require(ordered, "decode, center_crop and resize come before scale, layout, flatten and graph.")
     decodes = [step for step in image_steps if isinstance(step, ops.Decode)]
@@ -255,7 +255,7 @@ def _compile_audio(
     audio = [step for step in steps if isinstance(step, ops.AudioStep)]
     others = [step for step in steps if not isinstance(step, ops.AudioStep)]
     kinds = [type(step) for step in audio]
-    images = any(isinstance(step, ops.Decode | ops.CenterCrop | ops.Resize) for step in others)
+    images = any(isinstance(step, ops.ImageStep) for step in others)
     _require(
         list(steps) == [*audio, *others] and not images,
         "audio steps come before scale, flatten and graph, and do not go with image steps.",
@@ -276,7 +276,7 @@ def _compile_audio(
         raise errors.missing_package(error, "A model that takes audio files", "audio", errors.ModelLoadError) from error
     standardizes, later = _standardizes(others)
     _require(not later, "standardize comes first after the audio steps, and once.")
-    first: list[Step] = [lambda array: standardize(array)[0]] if standardizes else []
+    first: list[ArrayFunction] = [lambda array: standardize(array)[0]] if standardizes else []
     return Preprocess(
         compose(first + _array_steps(others[standardizes:], 1 if ops.Mono in kinds else -1, load_graph)),
         audio=AudioProcessing(audio, limits, others),
@@ -300,13 +300,13 @@ def _compile_text(
     return Preprocess(compose([]), text=TextProcessing(decode, tokens))
 
 
-def compile_postprocess(steps: Sequence[ops.PostStep], load_graph: GraphLoader) -> Step:
+def compile_postprocess(steps: Sequence[ops.PostStep], load_graph: GraphLoader) -> ArrayFunction:
     """Returns the function of a postprocessing, from the output (n, ...) to a matrix (n, columns) float32.
 
     Raises:
         ModelLoadError: a step belongs to another task.
     """
-    functions: list[Step] = [_to_float_matrix]
+    functions: list[ArrayFunction] = [_to_float_matrix]
     for step in steps:
         match step:
             case ops.Softmax():
@@ -327,7 +327,7 @@ def compile_postprocess(steps: Sequence[ops.PostStep], load_graph: GraphLoader) 
     return compose(functions)
 
 
-def compose(functions: Sequence[Step]) -> Step:
+def compose(functions: Sequence[ArrayFunction]) -> ArrayFunction:
     """Returns the composition of functions, in order."""
     match functions:
         case []:
@@ -357,8 +357,8 @@ def sigmoid(logits: Array) -> NDArray[np.float32]:
     return halves * np.float32(0.5) + np.float32(0.5)
 
 
-def _array_steps(steps: Sequence[ops.PreStep], channels: int, load_graph: GraphLoader) -> list[Step]:
-    functions: list[Step] = []
+def _array_steps(steps: Sequence[ops.PreStep], channels: int, load_graph: GraphLoader) -> list[ArrayFunction]:
+    functions: list[ArrayFunction] = []
     for position, step in enumerate(steps):
         match step:
             case ops.Scale():
@@ -381,7 +381,7 @@ def _array_steps(steps: Sequence[ops.PreStep], channels: int, load_graph: GraphL
     return functions
 
 
-def _scale(step: ops.Scale, channels: int, *, moved: bool) -> Step:
+def _scale(step: ops.Scale, channels: int, *, moved: bool) -> ArrayFunction:
     """Returns (x - mean) / std over the last axis as a function, FP32."""
     mean, std = (np.asarray(values, np.float32) for values in (step.mean, step.std))
     finite = bool(np.isfinite(mean).all() and np.isfinite(std).all() and np.all(std != 0))
@@ -425,7 +425,7 @@ def _flatten(array: Array) -> Array:
     return array.reshape(len(array), -1)
 
 
-def _columns(indices: Sequence[int]) -> Step:
+def _columns(indices: Sequence[int]) -> ArrayFunction:
     def select(array: Array) -> Array:
         if max(indices) >= array.shape[1]:
             raise errors.InferenceError(
@@ -436,7 +436,7 @@ def _columns(indices: Sequence[int]) -> Step:
     return select
 
 
-def _drop_columns(count: int) -> Step:
+def _drop_columns(count: int) -> ArrayFunction:
     def drop(array: Array) -> Array:
         if count >= array.shape[1]:
             raise errors.InferenceError(

@@ -14,12 +14,20 @@ from numpy.typing import NDArray
 
 from firstline_core.processing.steps import CenterCrop, Resize
 
-ImageStep = CenterCrop | Resize
+SizeStep = CenterCrop | Resize
+"""The image steps after decoding."""
 
 GEOMETRY = "firstline/geometry"
 """Name of the array of geometries that accompanies a model's prepared rows, and of no model's input: FP32 (rows, 6)."""
 
 GEOMETRY_COLUMNS = ("width", "height", "scale_x", "scale_y", "offset_x", "offset_y")
+
+
+class InputSize(NamedTuple):
+    """Width and height of a model's input, in pixels."""
+
+    width: int
+    height: int
 
 
 class Placement(NamedTuple):
@@ -49,7 +57,7 @@ def placed(step: Resize, width: int, height: int) -> Placement:
     return Placement(across, down, (step.width - across) // 2, (step.height - down) // 2)
 
 
-def geometry(sizes: Iterable[tuple[int, int]], steps: Sequence[ImageStep]) -> NDArray[np.float32]:
+def geometry(sizes: Iterable[tuple[int, int]], steps: Sequence[SizeStep]) -> NDArray[np.float32]:
     """Returns the geometry of images after the steps.
 
     Args:
@@ -76,7 +84,7 @@ def to_original(boxes: NDArray[np.float32], row: NDArray[np.float32]) -> NDArray
     return (boxes - offset) / scale
 
 
-def _geometry(width: int, height: int, steps: Sequence[ImageStep]) -> tuple[float, ...]:
+def _geometry(width: int, height: int, steps: Sequence[SizeStep]) -> tuple[float, ...]:
     scale_x = scale_y = 1.0
     offset_x = offset_y = 0.0
     across, down = width, height

@@ -23,7 +23,7 @@ from PIL.PngImagePlugin import PngImageFile
 
 from firstline_core.errors import InvalidTensorError, PayloadTooLargeError
 from firstline_core.processing import image_header
-from firstline_core.processing.geometry import ImageStep, crop_side, geometry, placed
+from firstline_core.processing.geometry import SizeStep, crop_side, geometry, placed
 from firstline_core.processing.steps import CHANNELS, CenterCrop, Decode, Mode, Resize
 from firstline_core.protocol.limits import DEFAULT_DECODING_LIMITS, DecodingLimits
 from firstline_core.telemetry.wording import counted
@@ -91,7 +91,7 @@ class ImageProcessing:
     def __init__(
         self,
         decode: Decode | None,
-        steps: tuple[ImageStep, ...],
+        steps: tuple[SizeStep, ...],
         limits: DecodingLimits = DEFAULT_DECODING_LIMITS,
         later_bytes: int = 0,
     ) -> None:
@@ -357,7 +357,7 @@ def _in_mode(image: Image.Image, mode: Mode) -> Image.Image:
     return image if image.mode == form else image.convert(form)
 
 
-def _applied(image: Image.Image, step: ImageStep) -> Image.Image:
+def _applied(image: Image.Image, step: SizeStep) -> Image.Image:
     """Returns an image after a step."""
     if isinstance(step, CenterCrop):
         width, height = image.size
@@ -377,7 +377,7 @@ def _applied(image: Image.Image, step: ImageStep) -> Image.Image:
 def _measure(
     header: image_header.ImageHeader,
     decode: Decode | None,
-    steps: Sequence[ImageStep],
+    steps: Sequence[SizeStep],
     later_bytes: int,
     encoded_bytes: int,
 ) -> image_header.MeasuredImage:
@@ -428,7 +428,7 @@ def _decoding_bytes(header: image_header.ImageHeader, channels: int) -> int:
     return max(stages)
 
 
-def _steps_bytes(sizes: Sequence[tuple[int, int]], steps: Sequence[ImageStep], bytes_per_pixel: int) -> int:
+def _steps_bytes(sizes: Sequence[tuple[int, int]], steps: Sequence[SizeStep], bytes_per_pixel: int) -> int:
     """Adds up the upright image and all images that the steps make of it: an upper bound, since some are freed."""
     total = _held(*sizes[0], bytes_per_pixel)
     for step, before, after in zip(steps, sizes, sizes[1:], strict=False):
@@ -440,7 +440,7 @@ def _steps_bytes(sizes: Sequence[tuple[int, int]], steps: Sequence[ImageStep], b
     return total
 
 
-def _sizes(header: image_header.ImageHeader, steps: Sequence[ImageStep]) -> list[tuple[int, int]]:
+def _sizes(header: image_header.ImageHeader, steps: Sequence[SizeStep]) -> list[tuple[int, int]]:
     """Returns (width, height) of the upright image, and after each step."""
     sizes = [header.upright_size]
     for step in steps:

@@ -14,9 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from firstline_core.errors import InferenceError, ModelLoadError
-from firstline_core.processing.boxes import InputSize
 from firstline_core.processing.compile import softmax
-from firstline_core.processing.geometry import placed
+from firstline_core.processing.geometry import InputSize, placed
 from firstline_core.processing.steps import Binary, ClassMap, PostStep, Resize
 from firstline_core.types import Array
 

@@ -28,19 +28,7 @@ Kind = Literal["image", "audio", "text", "tensor"]
 """What an input holds: an encoded image, an encoded recording or UTF-8 text in each row, or numbers."""
 
 Datatype = Literal[
-    "BOOL",
-    "UINT8",
-    "UINT16",
-    "UINT32",
-    "UINT64",
-    "INT8",
-    "INT16",
-    "INT32",
-    "INT64",
-    "FP16",
-    "FP32",
-    "FP64",
-    "BYTES",
+    "BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64", "FP16", "FP32", "FP64", "BYTES"
 ]
 
 
@@ -76,7 +64,11 @@ class InputSpec(Struct, frozen=True, forbid_unknown_fields=True):
         return TensorSpec(self.name, self.datatype, self.shape)
 
 
-class Decode(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="decode"):
+class Step(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op"):
+    """The base of steps; the tag of a step is its name in manifests."""
+
+
+class Decode(Step, frozen=True, tag="decode"):
     """Decodes JPEG or PNG bytes to upright pixels, uint8. Inputs that are pixels (RGB, L) are only converted to `mode`.
 
     Attributes:
@@ -91,13 +83,13 @@ class Decode(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", ta
     bits: Annotated[int, Meta(ge=8, le=16)] | UnsetType = UNSET
 
 
-class CenterCrop(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="center_crop"):
+class CenterCrop(Step, frozen=True, tag="center_crop"):
     """Crops the central square whose side is `fraction` of the image's short side."""
 
     fraction: Annotated[float, Meta(gt=0, le=1)] = 1.0
 
 
-class Resize(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="resize"):
+class Resize(Step, frozen=True, tag="resize"):
     """Resizes to width x height pixels, antialiased.
 
     Attributes:
@@ -123,44 +115,47 @@ class Resize(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", ta
             raise ValueError("'rounding' needs 'letterbox': a stretched picture has the given size")
 
 
-class Scale(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="scale"):
+ImageStep = Decode | CenterCrop | Resize
+
+
+class Scale(Step, frozen=True, tag="scale"):
     """Computes (x - mean) / std as FP32, with one value for all channels or one per channel (last axis)."""
 
     mean: tuple[float, ...] = (0.0,)
     std: tuple[float, ...] = (255.0,)
 
 
-class Layout(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="layout"):
+class Layout(Step, frozen=True, tag="layout"):
     """Sets the axis order for the model; before this step images are NHWC."""
 
     to: Literal["NHWC", "NCHW"]
 
 
-class Flatten(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="flatten"):
+class Flatten(Step, frozen=True, tag="flatten"):
     """Reshapes [n, ...] to [n, product of the other axes]."""
 
 
-class Observed(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="observed"):
+class Observed(Step, frozen=True, tag="observed"):
     """Takes the last numbers of each row away from a forecast model: `residual` compares its forecast with them."""
 
     samples: Positive = 1
 
 
-class Standardize(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="standardize"):
+class Standardize(Step, frozen=True, tag="standardize"):
     """Computes (x - mean) / deviation of each row's own numbers, as FP32; flat rows are only shifted."""
 
 
-class Unstandardize(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="unstandardize"):
+class Unstandardize(Step, frozen=True, tag="unstandardize"):
     """Maps values back to the units of the row: times the deviation, plus the mean of `standardize`."""
 
 
-class Columns(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="columns"):
+class Columns(Step, frozen=True, tag="columns"):
     """Selects columns of the output, in this order; the first has number 0."""
 
     indices: Annotated[tuple[Annotated[int, Meta(ge=0, lt=65536)], ...], Meta(min_length=1)]
 
 
-class Spread(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="spread"):
+class Spread(Step, frozen=True, tag="spread"):
     """Reads the spread of a regression model's values: the error that the model expects, in the unit of the values.
 
     Attributes:
@@ -176,13 +171,13 @@ class Spread(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", ta
             raise ValueError("'spread' needs the name of an output, or columns")
 
 
-class Reconstruction(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="reconstruction"):
+class Reconstruction(Step, frozen=True, tag="reconstruction"):
     """Compares the output of an autoencoder with its prepared input: one number for each row."""
 
     of: Literal["mean_square", "mean_absolute", "largest"] = "mean_square"
 
 
-class Residual(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="residual"):
+class Residual(Step, frozen=True, tag="residual"):
     """Compares a forecast with the numbers of `observed`: one number for each row.
 
     Attributes:
@@ -194,7 +189,7 @@ class Residual(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", 
     spread: str = ""
 
 
-class Threshold(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="threshold"):
+class Threshold(Step, frozen=True, tag="threshold"):
     """Decides whether an anomaly score is anomalous.
 
     Attributes:
@@ -212,7 +207,7 @@ class Threshold(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op",
             raise ValueError("'threshold' needs a finite number")
 
 
-class Gallery(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="gallery"):
+class Gallery(Step, frozen=True, tag="gallery"):
     """Finds the most similar row of a gallery, a .npy file of the bundle: real numbers [rows, columns].
 
     Attributes:
@@ -223,7 +218,7 @@ class Gallery(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", t
     least: Annotated[float, Meta(ge=-1, le=1)] = -1.0
 
 
-class Argmax(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="argmax"):
+class Argmax(Step, frozen=True, tag="argmax"):
     """Selects the most probable class of each pixel of a segmentation.
 
     Attributes:
@@ -233,7 +228,7 @@ class Argmax(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", ta
     layout: Literal["NHWC", "NCHW"] = "NHWC"
 
 
-class ClassScores(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="class_scores"):
+class ClassScores(Step, frozen=True, tag="class_scores"):
     """Reads the classes' scores of a segmentation whose own output is a map of classes. They may have a coarser grid.
 
     Attributes:
@@ -247,27 +242,27 @@ class ClassScores(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op
     layout: Literal["NHWC", "NCHW"] = "NHWC"
 
 
-class Sigmoid(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="sigmoid"):
+class Sigmoid(Step, frozen=True, tag="sigmoid"):
     """Converts each logit to a probability of its own."""
 
 
-class Softmax(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="softmax"):
+class Softmax(Step, frozen=True, tag="softmax"):
     """Converts logits to probabilities over the last axis."""
 
 
-class LabelOffset(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="label_offset"):
+class LabelOffset(Step, frozen=True, tag="label_offset"):
     """Drops the first `offset` columns, e.g. the background class of models with 1,001 outputs."""
 
     offset: Positive = 1
 
 
-class Binary(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="binary"):
+class Binary(Step, frozen=True, tag="binary"):
     """Converts one column, the second label's probability or its logit, to the probabilities of two labels."""
 
     of: Literal["probability", "logit"] = "probability"
 
 
-class Graph(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="graph"):
+class Graph(Step, frozen=True, tag="graph"):
     """An ONNX graph with one input and one output, a file of the bundle."""
 
     artefact: Artefact
@@ -276,35 +271,35 @@ class Graph(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag
 Samples = Annotated[int, Meta(ge=1, le=30_000_000)]
 
 
-class DecodeAudio(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="decode_audio"):
+class DecodeAudio(Step, frozen=True, tag="decode_audio"):
     """Decodes WAV, FLAC or OGG bytes to FP32 [samples, channels], in -1 to 1 at the file's sample rate."""
 
 
-class Mono(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="mono"):
+class Mono(Step, frozen=True, tag="mono"):
     """Computes the mean of all channels, [samples]."""
 
 
-class Resample(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="resample"):
+class Resample(Step, frozen=True, tag="resample"):
     """Resamples from the file's own rate to `rate_hz` with a band-limited filter; other rates are never fed as is."""
 
     rate_hz: Annotated[int, Meta(ge=1000, le=384_000)]
 
 
-class Crop(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="crop"):
+class Crop(Step, frozen=True, tag="crop"):
     """Cuts a clip to at most `samples`; `keep` says which part remains."""
 
     samples: Samples
     keep: Literal["start", "center", "end"] = "start"
 
 
-class Pad(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="pad"):
+class Pad(Step, frozen=True, tag="pad"):
     """Adds zeros to a clip up to at least `samples`, at its end or at both ends."""
 
     samples: Samples
     side: Literal["end", "both"] = "end"
 
 
-class Windows(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="windows"):
+class Windows(Step, frozen=True, tag="windows"):
     """Cuts a clip into windows, each of which the model answers; the answers are combined into one for the clip.
 
     The last window is filled with zeros.
@@ -338,13 +333,13 @@ def _check_hop(samples: int, hop: int) -> None:
         raise ValueError(f"'hop' is at least 1/{_MOST_OVERLAP} of 'samples'")
 
 
-class Detrend(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="detrend"):
+class Detrend(Step, frozen=True, tag="detrend"):
     """Subtracts the best line, or the mean, from each channel of [n, samples] or [n, samples, channels]."""
 
     kind: Literal["linear", "constant"] = "linear"
 
 
-class Welch(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="welch"):
+class Welch(Step, frozen=True, tag="welch"):
     """Computes the power spectral density of each channel: [n, samples // 2 + 1] or [n, samples // 2 + 1, channels].
 
     Attributes:
@@ -362,7 +357,7 @@ class Welch(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag
             _check_hop(self.samples, self.hop)
 
 
-class BandEnergies(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="band_energies"):
+class BandEnergies(Step, frozen=True, tag="band_energies"):
     """Computes the mean power of each channel in bands of frequency: [n, bands] or [n, bands, channels].
 
     Attributes:
@@ -378,11 +373,11 @@ class BandEnergies(Struct, frozen=True, forbid_unknown_fields=True, tag_field="o
             raise ValueError("each of 'edges_hz' is above the one before")
 
 
-class Envelope(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="envelope"):
+class Envelope(Step, frozen=True, tag="envelope"):
     """Computes the amplitude of each channel over time (Hilbert), in the shape of the signal."""
 
 
-class Mel(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="mel"):
+class Mel(Step, frozen=True, tag="mel"):
     """Computes energies in mel bands over time, from power spectra of Hann windows: [n, frames, bands] and channels.
 
     Attributes:
@@ -414,7 +409,7 @@ class Mel(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="
 SignalStep = Detrend | Welch | BandEnergies | Envelope | Mel
 
 
-class DecodeText(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="decode_text"):
+class DecodeText(Step, frozen=True, tag="decode_text"):
     """Decodes UTF-8 bytes to text.
 
     Attributes:
@@ -428,7 +423,7 @@ class DecodeText(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op"
     strip: bool = False
 
 
-class Tokenize(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="tokenize"):
+class Tokenize(Step, frozen=True, tag="tokenize"):
     """Converts text to numbers of tokens, INT64 [n, tokens], with a JSON file of the library `tokenizers`.
 
     Attributes:
@@ -454,7 +449,7 @@ class Tokenize(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", 
 TextStep = DecodeText | Tokenize
 
 
-class Ctc(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="ctc"):
+class Ctc(Step, frozen=True, tag="ctc"):
     """Decodes probabilities of symbols over time to text: the likeliest of each step, without repeats and blanks.
 
     Attributes:
@@ -469,7 +464,7 @@ class Ctc(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="
     axes: Literal["ntc", "tnc", "nct"] = "ntc"
 
 
-class Confidence(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="confidence"):
+class Confidence(Step, frozen=True, tag="confidence"):
     """Reads the probability of each token of a text from another output of the model, [n] or [n, tokens].
 
     Zeros are padding.
@@ -484,7 +479,7 @@ Unit = Literal["pixels", "fractions"]
 Fraction = Annotated[float, Meta(ge=0, le=1)]
 
 
-class Yolox(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="yolox"):
+class Yolox(Step, frozen=True, tag="yolox"):
     """Decodes [n, cells, 5 + classes] of YOLOX: box terms in cells, objectness and class probabilities.
 
     Attributes:
@@ -494,11 +489,11 @@ class Yolox(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag
     strides: Annotated[tuple[Positive, ...], Meta(min_length=1)] = (8, 16, 32)
 
 
-class FastestDet(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="fastestdet"):
+class FastestDet(Step, frozen=True, tag="fastestdet"):
     """Decodes [n, 5 + classes, rows, columns] of FastestDet: objectness, box terms and class probabilities."""
 
 
-class Yolo(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="yolo"):
+class Yolo(Step, frozen=True, tag="yolo"):
     """Decodes YOLO exports whose boxes are centre, width and height; the longer of the two axes counts the boxes.
 
     Attributes:
@@ -510,7 +505,7 @@ class Yolo(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag=
     unit: Unit = "pixels"
 
 
-class Detr(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="detr"):
+class Detr(Step, frozen=True, tag="detr"):
     """Decodes DETR and its relatives: boxes are centre, width and height in fractions.
 
     Attributes:
@@ -524,7 +519,7 @@ class Detr(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag=
     activation: Literal["softmax", "sigmoid"] = "softmax"
 
 
-class Ssd(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="ssd"):
+class Ssd(Step, frozen=True, tag="ssd"):
     """Reads the outputs of a detector with suppression inside that has an output each for boxes, classes and scores.
 
     Without names, the outputs have the order of TFLite's operator: boxes, classes, scores, count.
@@ -550,7 +545,7 @@ class Ssd(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="
             raise ValueError("name the outputs for boxes, classes and scores, or none")
 
 
-class Anchors(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="anchors"):
+class Anchors(Step, frozen=True, tag="anchors"):
     """Decodes an SSD without suppression inside: the offsets of boxes from its anchors, and the scores of the classes.
 
     The anchors are those of TensorFlow's `ssd_anchor_generator` (SSD: arXiv 1512.02325, section 2.2). Offsets are of
@@ -577,7 +572,7 @@ class Anchors(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", t
     lowest: Literal[3, 0] = 3
 
 
-class BoxRows(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="box_rows"):
+class BoxRows(Step, frozen=True, tag="box_rows"):
     """Reads [n, k, 6] of a detector with suppression inside: x1, y1, x2, y2, score, class. A score of 0 is padding.
 
     Attributes:
@@ -590,13 +585,13 @@ class BoxRows(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", t
     numbered: bool = False
 
 
-class ClassMap(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="class_map"):
+class ClassMap(Step, frozen=True, tag="class_map"):
     """Replaces the model's class i by `to[i]`, the number of a label; boxes of -1 are dropped, pixels of -1 ignored."""
 
     to: Annotated[tuple[Annotated[int, Meta(ge=-1, lt=2**31)], ...], Meta(min_length=1)]
 
 
-class Suppress(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="suppress"):
+class Suppress(Step, frozen=True, tag="suppress"):
     """Suppresses a box that overlaps a better one of its class, and divides the others into detections and candidates.
 
     Attributes:
@@ -616,40 +611,19 @@ class Suppress(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", 
 BoxDecoder = Yolox | FastestDet | Yolo | Detr | Ssd | Anchors | BoxRows
 """The first step after a detector; then come any `class_map`, and `suppress`."""
 
-PreStep = (
-    Decode
-    | CenterCrop
-    | Resize
-    | AudioStep
-    | SignalStep
-    | TextStep
-    | Observed
-    | Standardize
-    | Scale
-    | Layout
-    | Flatten
-    | Graph
-)
+PreStep = ImageStep | AudioStep | SignalStep | TextStep | Observed | Standardize | Scale | Layout | Flatten | Graph
+
+MatrixStep = Softmax | Sigmoid | Columns | LabelOffset | Binary | Graph
+"""The steps that compute a matrix, (rows, columns), whatever the task; `compile_postprocess` implements them."""
+
 PostStep = (
-    Softmax
-    | Sigmoid
-    | Columns
-    | LabelOffset
-    | Binary
-    | Graph
-    | Spread
-    | Ctc
-    | Confidence
-    | Unstandardize
-    | Argmax
-    | ClassScores
-    | Reconstruction
-    | Residual
-    | Threshold
-    | Gallery
-    | BoxDecoder
-    | ClassMap
-    | Suppress
+    MatrixStep
+    | (Spread | Unstandardize)  # regression
+    | (Ctc | Confidence)  # text
+    | (Argmax | ClassScores)  # segmentation
+    | (Reconstruction | Residual | Threshold)  # anomaly
+    | Gallery  # embedding
+    | (BoxDecoder | ClassMap | Suppress)  # detection; segmentation has class_map too
 )
 
 WithFile = Graph | Tokenize | Ctc | Gallery

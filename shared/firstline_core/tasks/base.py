@@ -13,8 +13,8 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from firstline_core.errors import ConfigError, InferenceError, ModelLoadError, listed
-from firstline_core.processing.boxes import InputSize
 from firstline_core.processing.compile import GraphLoader, compile_postprocess
+from firstline_core.processing.geometry import InputSize
 from firstline_core.processing.steps import PostStep
 from firstline_core.runtime.base import pick_port
 from firstline_core.storage.artefact import Artefact

@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 
 from firstline_core.errors import ConfigError, InferenceError, InvalidTensorError, ModelLoadError
 from firstline_core.processing import masks
-from firstline_core.processing.boxes import InputSize
-from firstline_core.processing.geometry import GEOMETRY
+from firstline_core.processing.geometry import GEOMETRY, InputSize
 from firstline_core.processing.masks import IGNORED, Mask
 from firstline_core.processing.steps import Argmax, Binary, ClassMap, ClassScores, Positive, PostStep, Softmax
 from firstline_core.tasks.base import ConfiguredTask, Misses, ModelOutputs, Postprocess, Prediction, Scores

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from firstline_core.errors import InferenceError, ModelLoadError
-from firstline_core.processing.boxes import Boxes, InputSize, anchors, compile_detection, suppress
+from firstline_core.processing.boxes import Boxes, anchors, compile_detection, suppress
+from firstline_core.processing.geometry import InputSize
 from firstline_core.processing.steps import (
     Anchors,
     BoxDecoder,

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.images import encode, images, turned
 
-from firstline_core.processing.geometry import ImageStep, geometry, placed, to_original
+from firstline_core.processing.geometry import SizeStep, geometry, placed, to_original
 from firstline_core.processing.images import ImageProcessing
 from firstline_core.processing.steps import CenterCrop, Decode, Resize
 from firstline_core.types import Tensor
@@ -29,7 +29,7 @@ RESIZE = st.builds(
         (CenterCrop(0.5), (640, 480, 1, 1, -200, -120)),
     ],
 )
-def test_geometry_is_size_scale_and_offset(step: ImageStep, expected: tuple[float, ...]) -> None:
+def test_geometry_is_size_scale_and_offset(step: SizeStep, expected: tuple[float, ...]) -> None:
     np.testing.assert_allclose(geometry([(640, 480)], [step]), [expected], rtol=1e-6)
 
 

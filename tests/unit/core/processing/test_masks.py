@@ -7,8 +7,7 @@ import pytest
 
 from firstline_core.errors import InferenceError, ModelLoadError
 from firstline_core.processing import masks
-from firstline_core.processing.boxes import InputSize
-from firstline_core.processing.geometry import geometry
+from firstline_core.processing.geometry import InputSize, geometry
 from firstline_core.processing.steps import Binary, CenterCrop, ClassMap, Resize, Softmax
 
 FRAME = InputSize(8, 8)

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from firstline_core.errors import ConfigError, InferenceError, InvalidTensorError, ModelLoadError
-from firstline_core.processing.boxes import InputSize
+from firstline_core.processing.geometry import InputSize
 from firstline_core.processing.standardize import OBSERVED, STANDARDIZATION
 from firstline_core.processing.steps import ClassMap, Columns, Reconstruction, Residual, Sigmoid, Softmax, Threshold
 from firstline_core.tasks.anomaly import ANOMALOUS, DISTANCE, SCORE, Anomaly

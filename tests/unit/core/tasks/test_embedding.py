@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from firstline_core.errors import ConfigError, InferenceError, InvalidTensorError, ModelLoadError
-from firstline_core.processing.boxes import InputSize
+from firstline_core.processing.geometry import InputSize
 from firstline_core.processing.steps import Columns, Gallery, Sigmoid
 from firstline_core.storage.artefact import Artefact
 from firstline_core.tasks.base import ModelOutputs, Postprocess, check_outputs

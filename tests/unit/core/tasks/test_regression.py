@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from PIL import Image
 
 from firstline_core.errors import ConfigError, InferenceError, InvalidTensorError, ModelLoadError
-from firstline_core.processing.boxes import InputSize
+from firstline_core.processing.geometry import InputSize
 from firstline_core.processing.standardize import STANDARDIZATION
 from firstline_core.processing.steps import Columns, Graph, Sigmoid, Softmax, Spread, Unstandardize
 from firstline_core.storage.artefact import Artefact

@@ -9,8 +9,7 @@ import pytest
 from PIL import Image
 
 from firstline_core.errors import ConfigError, InferenceError, InvalidTensorError, ModelLoadError
-from firstline_core.processing.boxes import InputSize
-from firstline_core.processing.geometry import GEOMETRY, geometry
+from firstline_core.processing.geometry import GEOMETRY, InputSize, geometry
 from firstline_core.processing.masks import IGNORED
 from firstline_core.processing.steps import Argmax, ClassMap, ClassScores, Resize, Sigmoid, Softmax
 from firstline_core.tasks.base import ModelOutputs, Postprocess, check_outputs

@@ -5,8 +5,8 @@ import pytest
 from PIL import Image
 
 from firstline_core.errors import ConfigError, InferenceError, InvalidTensorError, ModelLoadError
-from firstline_core.processing.boxes import InputSize
 from firstline_core.processing.ctc import compile_ctc, read_table
+from firstline_core.processing.geometry import InputSize
 from firstline_core.processing.steps import Confidence, Ctc, PostStep, Softmax
 from firstline_core.storage.artefact import Artefact
 from firstline_core.tasks.base import ModelOutputs
