@@ -107,7 +107,7 @@ class Preprocess(NamedTuple):
         """
         array = tensor.array
         side: dict[str, Array] = {}
-        if (decoder := self.images or self.audio) is not None:
+        if (decoder := self.decoder) is not None:
             measured: Sequence[Any] = decoder.check_and_measure(tensor) if costs is None else costs
             array = decoder.run(tensor, measured)
             if self.images is not None and GEOMETRY in needs:
@@ -175,12 +175,6 @@ def _require(holds: bool, rule: str) -> None:
         raise errors.ModelLoadError(f"Preprocessing: {rule}")
 
 
-def _standardizes(steps: Sequence[ops.PreStep]) -> tuple[bool, bool]:
-    """Returns whether the first step is `standardize`, and whether a later one is."""
-    found = [isinstance(step, ops.Standardize) for step in steps]
-    return found[:1] == [True], any(found[1:])
-
-
 def _no_encoder(step: ops.Tokenize) -> TextEncoder:
     raise errors.ModelLoadError(f"{step.artefact.file} is absent.")
 
@@ -208,44 +202,54 @@ def compile_preprocess(
         return _compile_audio(steps, spec, load_graph, limits)
     if spec.kind == "text" or any(isinstance(step, ops.TextStep) for step in steps):
         return _compile_text(steps or (ops.DecodeText(),), spec, load_encoder)
+    _require(spec.kind != "audio", f"input '{spec.name}' is encoded audio, so decode_audio comes first.")
+    if spec.kind == "image" or any(isinstance(step, ops.ImageStep) for step in steps):
+        return _compile_images(steps, spec, load_graph, limits)
+    return _compile_numbers(steps, spec, load_graph, limits)
+
+
+def _compile_images(
+    steps: Sequence[ops.PreStep], spec: ops.InputSpec, load_graph: GraphLoader, limits: DecodingLimits
+) -> Preprocess:
+    """Returns the preprocessing of encoded images or pixels; see `compile_preprocess`."""
     image_steps = [step for step in steps if isinstance(step, ops.ImageStep)]
     array_steps = [step for step in steps if not isinstance(step, ops.ImageStep)]
     ordered = list(steps) == [*image_steps, *array_steps]
     _require(ordered, "decode, center_crop and resize come before scale, layout, flatten and graph.")
-    decodes = [step for step in image_steps if isinstance(step, ops.Decode)]
-    first = not decodes or image_steps[0] is decodes[0]
-    _require(first and len(decodes) < 2, "decode must be the first step, and occur once, such as decode:L,resize:8x8.")
+    decode = next((step for step in image_steps if isinstance(step, ops.Decode)), None)
+    size_steps = tuple([step for step in image_steps if not isinstance(step, ops.Decode)])
+    first = decode is None or image_steps == [decode, *size_steps]
+    _require(first, "decode must be the first step, and occur once, such as decode:L,resize:8x8.")
     what = f"input '{spec.name}' is"
-    _require(spec.kind != "image" or bool(decodes), f"{what} an encoded image, so decode comes first.")
-    _require(spec.kind != "audio", f"{what} encoded audio, so decode_audio comes first.")
+    _require(spec.kind != "image" or decode is not None, f"{what} an encoded image, so decode comes first.")
     _require(
-        spec.kind == "image" or spec.datatype == "UINT8" or not image_steps,
+        spec.kind == "image" or spec.datatype == "UINT8",
         f"{what} of kind {spec.kind}, {spec.datatype}; image steps need an image or UINT8.",
     )
-    channels = ops.CHANNELS[decodes[0].mode] if decodes else spec.shape[-1] if len(spec.shape) > 1 else -1
-    observed = array_steps[0].samples if array_steps and isinstance(array_steps[0], ops.Observed) else 0
-    array_steps = array_steps[observed > 0 :]
-    later = any(isinstance(step, ops.Observed) for step in array_steps)
-    alone = "comes first, once, and takes numbers that are no image."
-    _require(not later and not (image_steps and observed), f"observed {alone}")
-    standardizes, later = _standardizes(array_steps)
-    _require(not later and not (image_steps and standardizes), f"standardize {alone}")
     signals = any(isinstance(step, ops.SignalStep) for step in array_steps)
-    _require(not (image_steps and signals), "steps for signals take numbers that are no image.")
-    apply = compose(_array_steps(array_steps[standardizes:], channels, load_graph))
-    if not image_steps:
-        return Preprocess(
-            apply, standardizes=standardizes, observed=observed, steps=tuple(steps), memory_bytes=limits.memory_bytes
-        )
+    _require(not signals, "steps for signals take numbers that are no image.")
+    channels = spec.shape[-1] if decode is None else ops.CHANNELS[decode.mode]
+    functions = _array_steps(array_steps, channels, load_graph)
     from firstline_core.processing.images import ImageProcessing  # Pillow takes 3 MB: import it only for images
 
-    pixels = ImageProcessing(
-        decodes[0] if decodes else None,
-        tuple(step for step in image_steps if not isinstance(step, ops.Decode)),
-        limits,
-        _LATER_BYTES if array_steps else 0,
+    images = ImageProcessing(decode, size_steps, limits, _LATER_BYTES if array_steps else 0)
+    return Preprocess(compose(functions), images)
+
+
+def _compile_numbers(
+    steps: Sequence[ops.PreStep], spec: ops.InputSpec, load_graph: GraphLoader, limits: DecodingLimits
+) -> Preprocess:
+    """Returns the preprocessing of numbers; see `compile_preprocess`."""
+    observed = steps[0].samples if steps and isinstance(steps[0], ops.Observed) else 0
+    rest = steps[1:] if observed else steps
+    standardizes = bool(rest) and isinstance(rest[0], ops.Standardize)
+    return Preprocess(
+        compose(_array_steps(rest[standardizes:], spec.shape[-1], load_graph)),
+        standardizes=standardizes,
+        observed=observed,
+        steps=tuple(steps),
+        memory_bytes=limits.memory_bytes,
     )
-    return Preprocess(apply, pixels)
 
 
 def _compile_audio(
@@ -274,8 +278,7 @@ def _compile_audio(
         from firstline_core.processing.audio import AudioProcessing
     except ModuleNotFoundError as error:
         raise errors.missing_package(error, "A model that takes audio files", "audio", errors.ModelLoadError) from error
-    standardizes, later = _standardizes(others)
-    _require(not later, "standardize comes first after the audio steps, and once.")
+    standardizes = bool(others) and isinstance(others[0], ops.Standardize)
     first: list[ArrayFunction] = [lambda array: standardize(array)[0]] if standardizes else []
     return Preprocess(
         compose(first + _array_steps(others[standardizes:], 1 if ops.Mono in kinds else -1, load_graph)),
@@ -376,6 +379,9 @@ def _array_steps(steps: Sequence[ops.PreStep], channels: int, load_graph: GraphL
                 functions.append(compile_signal(step))
             case ops.Graph():
                 functions.append(load_graph(step))
+            case ops.Observed() | ops.Standardize():
+                op = step.__struct_config__.tag
+                raise errors.ModelLoadError(f"Preprocessing: {op} comes first, once, and takes numbers of no image.")
             case _:
                 raise errors.ModelLoadError(f"Preprocessing: {step.__struct_config__.tag} does not go with this input.")
     return functions

@@ -228,7 +228,7 @@ def test_clips_of_different_lengths_need_pad_and_crop() -> None:
         ((*START, Mono()), "mono comes once"),
         ((*START, Scale(), Pad(4)), "audio steps come before scale"),
         ((*START, Resize(4, 4)), "do not go with image steps"),
-        ((*START, Observed(1)), "observed does not go with this input"),
+        ((*START, Observed(1)), "observed comes first, once, and takes numbers"),
         ((*START, DecodeText()), "decode_text does not go with this input"),
     ],
 )
