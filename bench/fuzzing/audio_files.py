@@ -20,7 +20,7 @@ import soundfile
 
 from bench.fuzzing.mutation import damaged
 from firstline_core.processing.audio import AudioProcessing
-from firstline_core.processing.decoding import DecodingCost
+from firstline_core.processing.cost import DecodingCost
 from firstline_core.processing.steps import AudioStep, Crop, DecodeAudio, Mono, Resample, Windows
 from firstline_core.protocol.limits import DecodingLimits
 from firstline_core.types import Tensor, object_array

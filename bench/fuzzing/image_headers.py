@@ -16,7 +16,7 @@ import numpy as np
 from msgspec import UNSET
 from PIL import Image
 
-from firstline_core.processing.decoding import DecodingCost
+from firstline_core.processing.cost import DecodingCost
 from firstline_core.processing.images import ImageProcessing
 from firstline_core.processing.steps import CenterCrop, Decode, Resize
 from firstline_core.protocol.limits import DecodingLimits

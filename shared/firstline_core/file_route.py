@@ -17,7 +17,8 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from firstline_core.errors import InferenceError, NotAcceptableError, RequestError, did_you_mean
-from firstline_core.processing.decoding import DecodingCost, FileDecoding
+from firstline_core.processing.cost import DecodingCost
+from firstline_core.processing.decoding import FileDecoding
 from firstline_core.processing.image_header import MeasuredImage, check_limits, is_encoded_image, read_header
 from firstline_core.processing.steps import Decode, Resize
 from firstline_core.protocol import file_inference

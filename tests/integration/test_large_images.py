@@ -19,7 +19,7 @@ from bench.support.bundles import model, write_manifest
 from bench.support.onnx_models import linear
 from firstline_core.bundle.manifest import Policy, Score
 from firstline_core.ids import new_request_id
-from firstline_core.processing.decoding import LIGHT_BYTES, LIGHT_PIXELS
+from firstline_core.processing.cost import LIGHT_BYTES, LIGHT_PIXELS
 from firstline_core.processing.steps import BandEnergies, InputSpec
 from firstline_core.tasks.regression import Regression
 from firstline_core.types import InferRequest, Tensor

@@ -20,7 +20,7 @@ from typing import NamedTuple, Protocol
 from firstline_core.bundle.loaded_model import LoadedModel
 from firstline_core.clock import SYSTEM_CLOCK, Clock
 from firstline_core.errors import CapacityError, DeadlineExceededError, FirstlineError, InferenceError
-from firstline_core.processing.decoding import PreparedRows
+from firstline_core.processing.cost import PreparedRows
 from firstline_core.runtime.batch_times import LoopTimes
 from firstline_core.telemetry.statistics import OverheadTimes
 from firstline_core.telemetry.wording import counted

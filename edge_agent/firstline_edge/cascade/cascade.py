@@ -32,7 +32,8 @@ from firstline_core.errors import (
     SheddingError,
     UnknownModelError,
 )
-from firstline_core.processing.decoding import NO_COST, FileDecoding, is_light
+from firstline_core.processing.cost import NO_COST, is_light
+from firstline_core.processing.decoding import FileDecoding
 from firstline_core.routing import policy
 from firstline_core.routing.policy import CERTIFIED, Policy, PolicyState, RowEvidence, TierDecision
 from firstline_core.types import InferResponse, Privacy, Reason, Tier, take_rows

@@ -5,7 +5,7 @@ A loaded model computes the task's outputs from the bundle's input. It is synchr
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from types import MappingProxyType
 from typing import Any
@@ -18,7 +18,7 @@ from firstline_core.errors import InferenceError, InvalidTensorError, listed
 from firstline_core.processing import audio_header, image_header, text
 from firstline_core.processing import steps as ops
 from firstline_core.processing.compile import Preprocess
-from firstline_core.processing.decoding import LIGHT_BYTES, DecodingCost, MeasuredFile, MeasuredInputs, PreparedRows
+from firstline_core.processing.cost import LIGHT_BYTES, DecodingCost, MeasuredFile, MeasuredInputs, PreparedRows
 from firstline_core.processing.text import Shared
 from firstline_core.processing.trial import made_up_row
 from firstline_core.processing.windows import WINDOWS
@@ -63,12 +63,21 @@ class LoadedInput(Struct, frozen=True, eq=False):
             raise InvalidTensorError(f"The model needs input '{spec.name}'; it was given: {', '.join(inputs)}.")
         return check_input(spec, array, takes_pixels=self.takes_pixels)
 
+    def measure(self, inputs: Arrays) -> tuple[MeasuredFile, ...]:
+        """Returns the cost of each image or recording, from its header; () of other inputs, or pixels without steps.
+
+        Raises:
+            InvalidTensorError, PayloadTooLargeError: see `LoadedModel.prepare`, as far as the headers tell.
+        """
+        decoder = self.pre.decoder
+        return () if decoder is None else decoder.check_and_measure(self.check(inputs))
+
     def prepare(self, tensor: Tensor, costs: tuple[MeasuredFile, ...], model: str, shared: Shared) -> Arrays:
         """Returns the rows of the model's input, and the side arrays, by name.
 
         Args:
             tensor: from `check`.
-            costs: of its files.
+            costs: from `measure`.
             model: id, for messages.
             shared: with the other inputs, of this request.
 
@@ -136,10 +145,9 @@ class LoadedModel:
         self.declared = manifest.outputs_of(model)
         self.inputs = inputs
         self.input_names = model.input_names
-        self._decoders = tuple([each for each in inputs if each.pre.decoder is not None])
-        self.decodes_images = bool(self._decoders)
+        self.decodes_images = any(each.pre.decoder is not None for each in inputs)
         self._computing = tuple([each for each in inputs if _computes_much(each)])
-        self.has_costs = bool(self._decoders or self._computing)
+        self.has_costs = bool(self.decodes_images or self._computing)
         self._post = post
         self.output_names = post.reads
         self._resources = resources
@@ -171,15 +179,13 @@ class LoadedModel:
                     f"These rows were prepared for a model without an input '{self.inputs[0].port.name}'."
                 )
             inputs = inputs.sent  # the same model on another executor may name its inputs otherwise
-        costs: Iterator[tuple[MeasuredFile, ...]] = iter(())
-        if self._decoders:
-            cost = inputs.cost if isinstance(inputs, MeasuredInputs) else self.decoding_cost(inputs)
-            costs = iter(cost.files)
+        files: Sequence[tuple[MeasuredFile, ...]] = [()] * len(self.inputs)
+        if self.decodes_images:
+            files = (inputs.cost if isinstance(inputs, MeasuredInputs) else self.decoding_cost(inputs)).files
         rows: dict[str, Array] = {}
         shared: Shared = {}
-        for each in self.inputs:
-            of_input = next(costs) if self._decoders and each.pre.decoder is not None else ()
-            rows |= each.prepare(each.check(inputs), of_input, self.model.id, shared)
+        for each, costs in zip(self.inputs, files, strict=True):
+            rows |= each.prepare(each.check(inputs), costs, self.model.id, shared)
         return rows
 
     def decoding_cost(self, inputs: Arrays) -> DecodingCost:
@@ -188,13 +194,9 @@ class LoadedModel:
         Raises:
             InvalidTensorError, PayloadTooLargeError: see `prepare`, as far as the headers tell.
         """
-        files = [
-            each.pre.decoder.check_and_measure(each.check(inputs))
-            for each in self._decoders
-            if each.pre.decoder is not None
-        ]
         given = [each for each in self._computing if each.spec.name in inputs]
-        return DecodingCost(tuple(files), sum([each.pre.steps_bytes(inputs[each.spec.name].shape) for each in given]))
+        numbers_bytes = sum([each.pre.steps_bytes(inputs[each.spec.name].shape) for each in given])
+        return DecodingCost(tuple([each.measure(inputs) for each in self.inputs]), numbers_bytes)
 
     def trial_inputs(self) -> Arrays | None:
         """Returns one row of zeros of each of the bundle's inputs that the model reads; None for free sizes."""

@@ -15,8 +15,9 @@ Modules
     boxes           a detector's boxes
     masks           maps of classes
     standardize     scales the numbers of each row
-    decoding        when and in which thread images are decoded
     memory          the most memory that steps hold
+    cost            the cost of preparing a request
+    decoding        when and in which thread images are decoded
     trial           inputs for trial runs
 """
 

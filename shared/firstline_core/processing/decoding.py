@@ -1,10 +1,9 @@
-"""Decides when and in which thread images are decoded, within a memory budget per caller and in total.
+"""Decides when and in which thread images and recordings are decoded, within a memory budget per caller and in total.
 
-`images.py` and `audio.py` decode.
-
-Images are decoded where their model runs if that takes little time, also compared with the model. Large ones are
-decoded first, in threads of low priority, so that they take neither the event loop nor the places of other requests. A
-caller whose images fill its part of the budget or of the threads waits, and does not delay others.
+`images.py` and `audio.py` decode. What takes little time, also compared with the model, is decoded where the model
+runs, see `cost.py`. The rest is decoded first, in threads of low priority, so that it takes neither the event loop nor
+the places of other requests. A caller whose images fill its part of the budget or of the threads waits, and does not
+delay others.
 """
 
 from __future__ import annotations
@@ -12,33 +11,18 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from msgspec import Struct
-
 from firstline_core.clock import Clock
 from firstline_core.errors import DeadlineExceededError, PayloadTooLargeError, QueueFullError
-from firstline_core.processing.audio_header import MeasuredClip
-from firstline_core.processing.image_header import MeasuredImage
+from firstline_core.processing.cost import DecodingCost, MeasuredInputs, PreparedRows, is_light
 from firstline_core.runtime.priority import use_low_priority_in_thread
-from firstline_core.types import Array, Arrays, row_count
-
-LIGHT_PIXELS, _LIGHT_S = 65_536, 0.001
-"""Number of pixels of which the decoding takes a millisecond at most, and that time."""
-
-_OF_RUN = 4.0  # decoding time that images may take, as a multiple of the model's run
-
-_OVERHEAD_PIXELS = 8192  # are decoded in the time that reading a file of any size takes
-
-_FILE_BYTES = 16  # of a light image for each of its pixels; an uncompressed one of 16 bits a channel has 8
-
-LIGHT_BYTES = 16 * 1024 * 1024
-"""Working memory that is not counted: many tiny images become large ones when they are resized."""
+from firstline_core.types import Arrays, row_count
 
 _INLINE_BYTES, _INLINE_ROW_BYTES = 16 * 1024, 1 << 20  # their headers are read within a few milliseconds
 _PATIENCE_S = 10.0
@@ -46,83 +30,6 @@ _PASSES = 16  # other requests that may overtake one whose memory is not free
 _REMEMBERED = 1024  # callers whose turns are known
 
 _T = TypeVar("_T")
-
-
-MeasuredFile = MeasuredImage | MeasuredClip
-
-
-class DecodingCost(Struct, frozen=True):
-    """The cost of processing the inputs of a request: images, audio clips and numbers.
-
-    Args:
-        files: each row of each input that is decoded, in the order of the model's inputs; () of pixels without steps.
-        numbers_bytes: the most memory that the steps of inputs of numbers hold.
-    """
-
-    files: tuple[tuple[MeasuredFile, ...], ...] = ()
-    numbers_bytes: int = 0
-
-    @property
-    def rows(self) -> Sequence[MeasuredFile]:
-        """Returns the cost of each row of each input; nothing if there is nothing to process."""
-        return [row for rows in self.files for row in rows]
-
-    @property
-    def pixels(self) -> int:
-        """Pixels of all rows, as they were sent; of audio, the number of pixels that takes as long to decode."""
-        return sum([row.header.pixels for row in self.rows])
-
-    @property
-    def encoded_bytes(self) -> int:
-        """Bytes of the files of all images."""
-        return sum([row.encoded_bytes for row in self.rows])
-
-    @property
-    def memory_bytes(self) -> int:
-        """The most that is held at one moment while the rows are processed one after the other."""
-        rows = self.rows
-        largest = max([row.working_bytes for row in rows], default=0)
-        results = sum([row.result_bytes for row in rows]) if len(rows) > 1 else 0
-        return largest + results + self.numbers_bytes
-
-    def take(self, rows: Sequence[int]) -> DecodingCost:
-        """Returns the cost of some of the rows, in the given order; of numbers, at most the cost of all rows."""
-        files = [tuple([each[row] for row in rows]) if each else () for each in self.files]
-        return DecodingCost(tuple(files), self.numbers_bytes)
-
-
-NO_COST = DecodingCost()
-
-
-class PreparedRows(dict[str, Array]):
-    """The rows that a model's preprocessing returned for a request, in place of its inputs; by the model's inputs.
-
-    Args:
-        rows: the model's inputs by name.
-        sent: the inputs of the request, for servers that preprocess them themselves; None for rows of several requests.
-    """
-
-    def __init__(self, rows: Arrays, sent: Arrays | None = None) -> None:
-        super().__init__(rows)
-        self.sent = sent
-
-
-class MeasuredInputs(dict[str, Array]):
-    """The inputs of a request with the cost of their images, so that their headers are read once.
-
-    Args:
-        inputs: by name.
-        cost: of these inputs.
-    """
-
-    def __init__(self, inputs: Arrays, cost: DecodingCost) -> None:
-        super().__init__(inputs)
-        self.cost = cost
-
-
-def as_sent(inputs: Arrays) -> Arrays:
-    """Returns a request's inputs as they came, whether they were prepared here or not."""
-    return inputs.sent or inputs if isinstance(inputs, PreparedRows) else inputs
 
 
 class Preparing(Protocol):
@@ -136,20 +43,108 @@ class Preparing(Protocol):
     def prepare(self, inputs: Arrays) -> Arrays: ...
 
 
-def is_light(cost: DecodingCost, row_s: float = 0.0) -> bool:
-    """Returns whether images are decoded where their model runs.
-
-    A model that runs in threads for longer than its images take is not delayed much by them. Decoded in another thread,
-    they would cost more: the interpreter's lock changes hands, and pixels leave the processor's cache.
+class FileDecoding:
+    """Prepares the images and recordings of requests. Belongs to one event loop.
 
     Args:
-        cost: of the images.
-        row_s: seconds of the model's run of a row; 0 if it runs on an event loop, or is not measured.
+        threads: images of one caller that are decoded at the same moment; there is one more thread for the others.
+        memory_bytes: of all images under way; see `MemoryBudget`.
+        clock: for deadlines.
     """
-    rows = len(cost.rows)
-    pixels = cost.pixels + _OVERHEAD_PIXELS * (rows - 1)
-    most = LIGHT_PIXELS * max(1.0, _OF_RUN * row_s * rows / _LIGHT_S)
-    return pixels <= most and cost.encoded_bytes <= _FILE_BYTES * most and cost.memory_bytes <= LIGHT_BYTES
+
+    def __init__(self, threads: int, memory_bytes: int, clock: Clock) -> None:
+        self._threads = FairThreads(threads + 1)
+        self.budget = MemoryBudget(memory_bytes)
+        self._clock = clock
+
+    async def cost(self, model: Preparing, inputs: Arrays, size_bytes: int, principal: str) -> DecodingCost:
+        """Returns what decoding a request's images costs, from their headers.
+
+        Args:
+            model: that gets the images.
+            inputs: of the request.
+            size_bytes: of the inputs; many headers, and those of large files, are read in a thread.
+            principal: the caller.
+
+        Raises:
+            InvalidTensorError, PayloadTooLargeError: see `LoadedModel.decoding_cost`.
+        """
+        encoded = any(array.dtype.hasobject for array in inputs.values())
+        inline_bytes = _INLINE_ROW_BYTES if row_count(inputs) <= 1 else _INLINE_BYTES
+        if size_bytes <= inline_bytes or not encoded:
+            return model.decoding_cost(inputs)
+        return await asyncio.wrap_future(self._threads.submit(principal, partial(model.decoding_cost, inputs)))
+
+    @asynccontextmanager
+    async def prepared(
+        self, model: Preparing, inputs: Arrays, cost: DecodingCost, principal: str, deadline_s: float | None
+    ) -> AsyncIterator[Arrays]:
+        """Decodes large images, and holds their memory until the end of the `with`.
+
+        Args:
+            model: that gets the images.
+            inputs: of the request.
+            cost: of these inputs, from `cost`.
+            principal: the caller.
+            deadline_s: of the request, on the clock.
+
+        Yields:
+            The prepared rows, or `MeasuredInputs` of the same inputs if their images are small.
+
+        Raises:
+            RequestError: an image cannot be decoded.
+            CapacityError: the memory was not free in time.
+        """
+        if is_light(cost, model.row_s):
+            yield MeasuredInputs(inputs, cost)
+            return
+        work = partial(self._prepare, model, inputs, cost, deadline_s)
+        async with self.done(work, cost.memory_bytes, principal, deadline_s) as rows:
+            yield PreparedRows(rows, inputs)
+
+    @asynccontextmanager
+    async def done(
+        self, work: Callable[[], _T], memory_bytes: int, principal: str, deadline_s: float | None
+    ) -> AsyncIterator[_T]:
+        """Does work with images in the threads, and holds its memory until the end of the `with`.
+
+        Args:
+            work: is called once.
+            memory_bytes: the most that the work and its result hold at one moment.
+            principal: the caller.
+            deadline_s: of the request, on the clock.
+
+        Yields:
+            The result.
+
+        Raises:
+            CapacityError: the memory was not free in time.
+        """
+        now_s = self._clock.monotonic_s()
+        wait_s = _PATIENCE_S if deadline_s is None else min(_PATIENCE_S, deadline_s - now_s)
+        await self.budget.take(principal, memory_bytes, wait_s)
+        release = partial(self.budget.release, principal, memory_bytes)
+        loop = asyncio.get_running_loop()
+        working = self._threads.submit(principal, work)
+        try:
+            result = await asyncio.wrap_future(working)
+        except BaseException:
+            # A caller who leaves does not end what has begun: its memory is held until the thread is done.
+            working.add_done_callback(lambda _: None if loop.is_closed() else loop.call_soon_threadsafe(release))
+            raise
+        try:
+            yield result
+        finally:
+            release()
+
+    def close(self) -> None:
+        """Waits for images that are being decoded, and drops the others."""
+        self._threads.close()
+
+    def _prepare(self, model: Preparing, inputs: Arrays, cost: DecodingCost, deadline_s: float | None) -> Arrays:
+        if deadline_s is not None and self._clock.monotonic_s() >= deadline_s:
+            raise DeadlineExceededError("The request's deadline passed before its preparation; allow more time.")
+        return model.prepare(MeasuredInputs(inputs, cost))
 
 
 @dataclass(eq=False, slots=True)
@@ -326,107 +321,3 @@ class FairThreads:
             if not self._running[work.principal]:
                 del self._running[work.principal]
             self._start()
-
-
-class FileDecoding:
-    """Prepares the images and recordings of requests. Belongs to one event loop.
-
-    Args:
-        threads: images of one caller that are decoded at the same moment; there is one more thread for the others.
-        memory_bytes: of all images under way; see `MemoryBudget`.
-        clock: for deadlines.
-    """
-
-    def __init__(self, threads: int, memory_bytes: int, clock: Clock) -> None:
-        self._threads = FairThreads(threads + 1)
-        self.budget = MemoryBudget(memory_bytes)
-        self._clock = clock
-
-    async def cost(self, model: Preparing, inputs: Arrays, size_bytes: int, principal: str) -> DecodingCost:
-        """Returns what decoding a request's images costs, from their headers.
-
-        Args:
-            model: that gets the images.
-            inputs: of the request.
-            size_bytes: of the inputs; many headers, and those of large files, are read in a thread.
-            principal: the caller.
-
-        Raises:
-            InvalidTensorError, PayloadTooLargeError: see `LoadedModel.decoding_cost`.
-        """
-        encoded = any(array.dtype.hasobject for array in inputs.values())
-        inline_bytes = _INLINE_ROW_BYTES if row_count(inputs) <= 1 else _INLINE_BYTES
-        if size_bytes <= inline_bytes or not encoded:
-            return model.decoding_cost(inputs)
-        return await asyncio.wrap_future(self._threads.submit(principal, partial(model.decoding_cost, inputs)))
-
-    @asynccontextmanager
-    async def prepared(
-        self, model: Preparing, inputs: Arrays, cost: DecodingCost, principal: str, deadline_s: float | None
-    ) -> AsyncIterator[Arrays]:
-        """Decodes large images, and holds their memory until the end of the `with`.
-
-        Args:
-            model: that gets the images.
-            inputs: of the request.
-            cost: of these inputs, from `cost`.
-            principal: the caller.
-            deadline_s: of the request, on the clock.
-
-        Yields:
-            The prepared rows, or `MeasuredInputs` of the same inputs if their images are small.
-
-        Raises:
-            RequestError: an image cannot be decoded.
-            CapacityError: the memory was not free in time.
-        """
-        if is_light(cost, model.row_s):
-            yield MeasuredInputs(inputs, cost)
-            return
-        work = partial(self._prepare, model, inputs, cost, deadline_s)
-        async with self.done(work, cost.memory_bytes, principal, deadline_s) as rows:
-            yield PreparedRows(rows, inputs)
-
-    @asynccontextmanager
-    async def done(
-        self, work: Callable[[], _T], memory_bytes: int, principal: str, deadline_s: float | None
-    ) -> AsyncIterator[_T]:
-        """Does work with images in the threads, and holds its memory until the end of the `with`.
-
-        Args:
-            work: is called once.
-            memory_bytes: the most that the work and its result hold at one moment.
-            principal: the caller.
-            deadline_s: of the request, on the clock.
-
-        Yields:
-            The result.
-
-        Raises:
-            CapacityError: the memory was not free in time.
-        """
-        now_s = self._clock.monotonic_s()
-        wait_s = _PATIENCE_S if deadline_s is None else min(_PATIENCE_S, deadline_s - now_s)
-        await self.budget.take(principal, memory_bytes, wait_s)
-        release = partial(self.budget.release, principal, memory_bytes)
-        loop = asyncio.get_running_loop()
-        working = self._threads.submit(principal, work)
-        try:
-            result = await asyncio.wrap_future(working)
-        except BaseException:
-            # A caller who leaves does not end what has begun: its memory is held until the thread is done.
-            working.add_done_callback(lambda _: None if loop.is_closed() else loop.call_soon_threadsafe(release))
-            raise
-        try:
-            yield result
-        finally:
-            release()
-
-    def close(self) -> None:
-        """Waits for images that are being decoded, and drops the others."""
-        self._threads.close()
-
-    def _prepare(self, model: Preparing, inputs: Arrays, cost: DecodingCost, deadline_s: float | None) -> Arrays:
-        if deadline_s is not None and self._clock.monotonic_s() >= deadline_s:
-            raise DeadlineExceededError("The request's deadline passed before its preparation; allow more time.")
-        return model.prepare(MeasuredInputs(inputs, cost))

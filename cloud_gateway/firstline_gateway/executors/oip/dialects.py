@@ -28,7 +28,7 @@ from firstline_core.errors import (
     ProtocolError,
     RequestError,
 )
-from firstline_core.processing.decoding import as_sent
+from firstline_core.processing.cost import as_sent
 from firstline_core.protocol.http import error_from, header_length, is_own_error, json_object
 from firstline_core.protocol.http_client import HttpReply
 from firstline_core.protocol.limits import Limits

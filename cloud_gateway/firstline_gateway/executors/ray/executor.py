@@ -22,7 +22,7 @@ from firstline_core.errors import (
     LinkError,
     RemoteTimeoutError,
 )
-from firstline_core.processing.decoding import as_sent
+from firstline_core.processing.cost import as_sent
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import Arrays, ModelKey
 from firstline_gateway.executors.base import ExecutionReport, Outcome

@@ -12,7 +12,7 @@ from bench.support.onnx_models import float_graph
 from firstline_core.bundle.loaded_model import LoadedModel
 from firstline_core.bundle.loading import load_edge
 from firstline_core.errors import InferenceError, InvalidTensorError, PayloadTooLargeError
-from firstline_core.processing.decoding import MeasuredInputs
+from firstline_core.processing.cost import MeasuredInputs
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.types import PROBABILITIES, Array, Tensor, join_rows, row_count
 

@@ -9,7 +9,7 @@ from support.audio import clip, clips, tone
 from firstline_core.errors import InvalidTensorError, ModelLoadError, PayloadTooLargeError
 from firstline_core.processing import audio
 from firstline_core.processing.compile import compile_preprocess
-from firstline_core.processing.decoding import DecodingCost
+from firstline_core.processing.cost import DecodingCost
 from firstline_core.processing.steps import (
     Crop,
     DecodeAudio,

@@ -9,16 +9,8 @@ from support.images import by_name, images
 
 from firstline_core.clock import SYSTEM_CLOCK
 from firstline_core.errors import InvalidTensorError, PayloadTooLargeError, QueueFullError
-from firstline_core.processing.decoding import (
-    LIGHT_BYTES,
-    LIGHT_PIXELS,
-    DecodingCost,
-    FairThreads,
-    FileDecoding,
-    MeasuredInputs,
-    MemoryBudget,
-    PreparedRows,
-)
+from firstline_core.processing.cost import LIGHT_BYTES, LIGHT_PIXELS, DecodingCost, MeasuredInputs, PreparedRows
+from firstline_core.processing.decoding import FairThreads, FileDecoding, MemoryBudget
 from firstline_core.processing.image_header import ImageHeader, MeasuredImage
 from firstline_core.types import Arrays
 from firstline_core.units import MIB

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from support.images import encode, images, png_chunk, raw_png
 
 from firstline_core.errors import FirstlineError, InvalidTensorError, PayloadTooLargeError
-from firstline_core.processing.decoding import DecodingCost
+from firstline_core.processing.cost import DecodingCost
 from firstline_core.processing.image_header import ImageHeader, check_limits, read_header
 from firstline_core.processing.images import ImageProcessing, decode
 from firstline_core.processing.steps import Decode, Resize

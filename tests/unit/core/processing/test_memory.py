@@ -10,7 +10,7 @@ from support.audio import clip, clips
 
 from firstline_core.errors import PayloadTooLargeError
 from firstline_core.processing.compile import compile_preprocess
-from firstline_core.processing.decoding import DecodingCost
+from firstline_core.processing.cost import DecodingCost
 from firstline_core.processing.memory import steps_memory
 from firstline_core.processing.steps import (
     AudioStep,

@@ -22,7 +22,7 @@ from firstline_core.errors import (
     ProtocolError,
     RequestError,
 )
-from firstline_core.processing.decoding import PreparedRows
+from firstline_core.processing.cost import PreparedRows
 from firstline_core.protocol.http import error_reply, headers_for
 from firstline_core.protocol.http_client import HttpReply
 from firstline_core.protocol.limits import DEFAULT_LIMITS
