@@ -30,7 +30,7 @@ from firstline_core.profile.profile import Distribution, Point
 from firstline_core.protocol.tensors import shown
 from firstline_core.routing.certificate import Certificate
 from firstline_core.routing.policy import Logistic
-from firstline_core.runtime.base import runs_on_loop
+from firstline_core.runtime.batch_times import runs_on_loop
 from firstline_core.runtime.select import PLATFORMS
 from firstline_core.tasks.field import field_group, field_scores
 from firstline_core.telemetry.wording import rounded

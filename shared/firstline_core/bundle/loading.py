@@ -101,11 +101,12 @@ def load_around(runtime: Runtime, bundle: Bundle, model: Model, options: Runtime
         def load_encoder(step: ops.Tokenize) -> TextEncoder:
             return read_encoder(step, bundle.read(step.artefact))
 
-        def compile_steps(steps: Sequence[ops.PreStep], spec: ops.InputSpec) -> Preprocess:
-            return compile_preprocess(
-                steps, spec, load_graph, options.decoding, lambda step: load_encoder(step.without_part)
-            )
-
+        compile_steps = partial(
+            compile_preprocess,
+            load_graph=load_graph,
+            limits=options.decoding,
+            load_encoder=lambda step: load_encoder(step.without_part),
+        )
         with about("postprocess"):
             post = bundle.manifest.task.postprocess(
                 ModelOutputs(

@@ -125,13 +125,7 @@ class Model(Struct, frozen=True, forbid_unknown_fields=True):
 
         Answers and certificates name a full model by `Manifest.full_digest`, which covers the task too.
         """
-        fields: list[object] = [
-            self.artefact.sha256,
-            self.runtime,
-            self.inputs,
-            self.postprocess,
-            self.output,
-        ]
+        fields: list[object] = [self.artefact.sha256, self.runtime, self.inputs, self.postprocess, self.output]
         if self.batch is not None:
             fields.append(self.batch)
         if self.without_rows:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from firstline_core.errors import InferenceError, ModelLoadError
 from firstline_core.processing import steps as ops
-from firstline_core.processing.compile import softmax
+from firstline_core.processing.compile import sigmoid, softmax
 from firstline_core.processing.geometry import InputSize, to_original
 from firstline_core.telemetry.wording import counted
 from firstline_core.types import Array, all_finite
@@ -265,7 +265,7 @@ def _fastestdet(values: _Floats, size: InputSize, floor: float) -> Boxes:
     terms = flat[1:5, kept]
     corner = np.stack((kept % columns, kept // columns), axis=1).astype(np.float32)
     center: _Floats = np.divide(corner + np.tanh(terms[:2].T), (columns, rows), dtype=np.float32)
-    boxes = _from_centers(center, _sigmoid(terms[2:].T))
+    boxes = _from_centers(center, sigmoid(terms[2:].T))
     return Boxes(boxes * _sides(size), scores[kept], flat[5:, kept].argmax(axis=0))
 
 
@@ -285,7 +285,7 @@ def _yolo(values: _Floats, step: ops.Yolo, size: InputSize, floor: float) -> Box
 def _detr(raw: Mapping[str, Array], step: ops.Detr, size: InputSize, floor: float) -> Boxes:
     logits, boxes = _named(raw, step.logits, 2), _corners(raw, step.boxes, step.logits)
     _check_columns(logits.shape[1], 2 if step.activation == "softmax" else 1)
-    probabilities = softmax(logits)[:, :-1] if step.activation == "softmax" else _sigmoid(logits)
+    probabilities = softmax(logits)[:, :-1] if step.activation == "softmax" else sigmoid(logits)
     scores = probabilities.max(axis=1)
     kept = _above(scores, floor)
     centers = _from_centers(boxes[kept, :2], boxes[kept, 2:])
@@ -314,7 +314,9 @@ def _from_anchors(raw: Mapping[str, Array], step: ops.Anchors, size: InputSize, 
             f"An SSD with strides {step.strides}, {len(step.ratios)} ratios and {size.width}x{size.height} pixels has "
             f"{len(all_anchors)} anchors, but the model gave {len(offsets)}; correct the arguments of 'anchors'."
         )
-    probabilities = (scores if step.activation == "none" else _ACTIVATIONS[step.activation](scores))[:, 1:]
+    if step.activation != "none":
+        scores = softmax(scores) if step.activation == "softmax" else sigmoid(scores)
+    probabilities = scores[:, 1:]
     best = probabilities.max(axis=1)
     kept = _above(best, floor)
     places = all_anchors[kept]
@@ -387,14 +389,6 @@ def _in_pixels(boxes: _Floats, unit: ops.Unit, size: InputSize) -> _Floats:
 
 def _sides(size: InputSize) -> _Floats:
     return np.array([*size, *size], np.float32)
-
-
-def _sigmoid(values: _Floats) -> _Floats:
-    result: _Floats = np.reciprocal(1 + np.exp(-np.clip(values, -80, 80)), dtype=np.float32)
-    return result
-
-
-_ACTIVATIONS = {"sigmoid": _sigmoid, "softmax": softmax}
 
 
 def _whole(classes: Array) -> _Ints:

@@ -65,14 +65,7 @@ _PNG_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # by colour type
 _PALETTE, _GREY_ALPHA, _RGBA = 3, 4, 6
 _ADAM7 = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))
 
-_OTHER_FORMATS = {
-    b"GIF87a": "GIF",
-    b"GIF89a": "GIF",
-    b"BM": "BMP",
-    b"II*\0": "TIFF",
-    b"MM\0*": "TIFF",
-    b"%PDF": "PDF",
-}
+_OTHER_FORMATS = {b"GIF87a": "GIF", b"GIF89a": "GIF", b"BM": "BMP", b"II*\0": "TIFF", b"MM\0*": "TIFF", b"%PDF": "PDF"}
 _RECORDINGS = (b"RIFF", b"fLaC", b"OggS")
 _HEIF_BRANDS = {b"avif": "AVIF", b"avis": "AVIF", b"heic": "HEIC", b"heix": "HEIC", b"mif1": "HEIC"}
 _BASE64_STARTS = (b"iVBORw0KGgo", b"/9j/", b"R0lGOD", b"UklGR", b"data:")

@@ -41,18 +41,7 @@ A larger limit of one image (`DecodingLimits.pixels`) replaces it.
 Pixels = Array  # uint8 [height, width, channels]
 
 # Pillow warns about broken metadata, which is an error if warnings are errors.
-_BROKEN = (
-    OSError,
-    SyntaxError,
-    ValueError,
-    EOFError,
-    IndexError,
-    TypeError,
-    KeyError,
-    struct.error,
-    zlib.error,
-    Warning,
-)
+_BROKEN = (OSError, SyntaxError, ValueError, EOFError, LookupError, TypeError, struct.error, zlib.error, Warning)
 _OPENERS: dict[str, type[ImageFile.ImageFile]] = {"JPEG": JpegImageFile, "PNG": PngImageFile}
 _FILTERS = {
     "nearest": Image.Resampling.NEAREST,

@@ -1,4 +1,4 @@
-"""The interface of all runtimes, the checks of inputs and outputs, and the choice of the place where a batch runs."""
+"""The interface of all runtimes, the checks of inputs, and how models of fixed batches run."""
 
 from __future__ import annotations
 
@@ -8,12 +8,9 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from firstline_core.errors import InferenceError, InvalidTensorError, ModelLoadError, about, did_you_mean
+from firstline_core.errors import InvalidTensorError, ModelLoadError, about, did_you_mean
 from firstline_core.telemetry.wording import counted
 from firstline_core.types import Array, TensorSpec
-
-LOOP_LIMIT_S = 0.001
-"""A batch that is expected to take this long or longer runs in a thread."""
 
 Feeds = Mapping[str, Array]
 """One array for each input of a model, by name."""
@@ -53,18 +50,6 @@ class Runtime(Protocol):
     def close(self) -> None:
         """Frees the model; calling it twice is harmless."""
         ...
-
-
-def runs_on_loop(expected_s: float) -> bool:
-    """Returns whether a batch runs on the event loop; otherwise it runs in a thread.
-
-    Handing a batch to a thread and its result back takes some hundred microseconds: a shorter batch costs less than
-    that. A longer one would hold up everything else on the loop.
-
-    Args:
-        expected_s: the expected time of the batch in seconds, from measurements; infinite without one.
-    """
-    return expected_s < LOOP_LIMIT_S
 
 
 def pick_port(
@@ -142,22 +127,6 @@ def check_feeds(feeds: Feeds, inputs: Sequence[TensorSpec]) -> None:
                 f"Model input '{spec.name}' was fed {counted(shape[0], 'row')} and another input {rows:,}."
             )
         rows = shape[0]
-
-
-def check_output(found: Array, shape: tuple[int, ...], what: str, wanted: str) -> None:
-    """Checks the shape of what a model gave.
-
-    Args:
-        found: an output, or what its postprocessing made of it.
-        shape: the number of rows, and the sizes that the bundle declares.
-        what: the model, for errors.
-        wanted: the declaration of the bundle, and the correction to make.
-
-    Raises:
-        InferenceError: it has another shape.
-    """
-    if found.shape != shape:
-        raise InferenceError(f"{what} gave {list(found.shape)} for {counted(shape[0], 'row')}, but {wanted}.")
 
 
 def fits(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:

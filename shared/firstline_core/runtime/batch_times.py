@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 
-from firstline_core.runtime.base import LOOP_LIMIT_S, runs_on_loop
+LOOP_LIMIT_S = 0.001
+"""A batch that is expected to take this long or longer runs in a thread."""
 
 # Weight of the newest batch in the running mean of its size; an outlier counts as at most twice the mean.
 _SMOOTHING, _MOST_SLOWER = 0.2, 2.0
@@ -25,6 +26,18 @@ _SLOW_S = 0.1
 _RETURN_S = 0.8 * LOOP_LIMIT_S
 # Batches of the window that have to be that quick. Not most: in a thread a batch may wait for the interpreter's lock.
 _QUICK = WINDOW // 4
+
+
+def runs_on_loop(expected_s: float) -> bool:
+    """Returns whether a batch runs on the event loop; otherwise it runs in a thread.
+
+    Handing a batch to a thread and its result back takes some hundred microseconds: a shorter batch costs less than
+    that. A longer one would hold up everything else on the loop.
+
+    Args:
+        expected_s: the expected time of the batch in seconds, from measurements; infinite without one.
+    """
+    return expected_s < LOOP_LIMIT_S
 
 
 class BatchTimes:

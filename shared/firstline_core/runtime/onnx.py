@@ -98,14 +98,7 @@ class OnnxRuntime:
 
     ranges: Mapping[str, tuple[float, float]] = MappingProxyType({})
 
-    def __init__(
-        self,
-        path: Path,
-        *,
-        providers: tuple[str, ...],
-        threads: int,
-        content: bytes | None = None,
-    ) -> None:
+    def __init__(self, path: Path, *, providers: tuple[str, ...], threads: int, content: bytes | None = None) -> None:
         """Loads the model and checks that the requested providers really execute it.
 
         Args:

@@ -18,8 +18,7 @@ from firstline_core.errors import InferenceError, InvalidTensorError, ModelLoadE
 from firstline_core.processing import steps as ops
 from firstline_core.processing.compile import compile_postprocess
 from firstline_core.processing.standardize import OBSERVED
-from firstline_core.runtime.base import check_output
-from firstline_core.tasks.arrays import LABEL, some_labelled
+from firstline_core.tasks.arrays import LABEL, of_shape, some_labelled
 from firstline_core.tasks.base import ConfiguredTask, ModelOutputs, Postprocess, Prediction, Scores
 from firstline_core.tasks.view import WHOLE, View
 from firstline_core.types import Array, Arrays, TensorSpec, row_count
@@ -105,9 +104,8 @@ class Anomaly(ConfiguredTask, frozen=True, tag="anomaly"):
                 output = _error(_reconstruction(output, rows), compared.of)
             elif compared is not None:
                 output = _error(_residual(output, rows[OBSERVED], raw[spread] if spread else None), compared.of)
-            found = to_score(output)
-            check_output(found, (row_count(rows), 1), model.what, "an anomaly has one score; select it with columns")
-            score = found[:, 0]
+            wanted = "an anomaly has one score; select it with columns"
+            score = of_shape(to_score(output), (row_count(rows), 1), model.what, wanted)[:, 0]
             distance = (direction * (score.astype(np.float64) - last.value) / scale).astype(np.float32)
             anomalous = direction * (score.astype(np.float64) - last.value) >= 0
             return Prediction({SCORE: score, ANOMALOUS: anomalous}, {DISTANCE: distance})

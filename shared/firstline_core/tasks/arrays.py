@@ -51,6 +51,23 @@ def shaped(found: Array, spec: TensorSpec, rows: int, what: str) -> Array:
         return found.astype(dtype, copy=False).reshape(shape)
 
 
+def of_shape(found: Array, shape: tuple[int, ...], what: str, wanted: str) -> Array:
+    """Returns an output of a model, or what its postprocessing made of it, if it has the right shape.
+
+    Args:
+        found: the output.
+        shape: the number of rows, and the sizes that the bundle declares.
+        what: the model, for messages.
+        wanted: the declaration of the bundle, and the correction to make.
+
+    Raises:
+        InferenceError: it has another shape.
+    """
+    if found.shape != shape:
+        raise InferenceError(f"{what} gave {list(found.shape)} for {counted(shape[0], 'row')}, but {wanted}.")
+    return found
+
+
 def zeros(spec: TensorSpec, rows: int) -> Array:
     """Returns made-up rows of an output: 0, or empty text."""
     dtype = DATATYPES[spec.datatype]
@@ -88,6 +105,12 @@ def largest_difference(expected: Arrays, actual: Arrays, specs: Iterable[TensorS
         size = max(1.0, float(np.abs(ours).max(initial=0)))
         worst = max(worst, float(np.abs(ours - theirs).max(initial=0)) / size)
     return worst
+
+
+def numbered(names: Iterable[str]) -> NDArray[np.int64]:
+    """Returns the number of each name among the different ones, in the order of their first occurrence."""
+    numbers: dict[str, int] = {}
+    return np.array([numbers.setdefault(name, len(numbers)) for name in names], np.int64)
 
 
 def labelled_rows(truth: Arrays) -> NDArray[np.bool_]:

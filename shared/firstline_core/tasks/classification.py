@@ -19,11 +19,10 @@ from numpy.typing import NDArray
 from firstline_core.errors import InvalidTensorError
 from firstline_core.processing.compile import compile_postprocess
 from firstline_core.processing.steps import PostStep, Softmax, shows_logits
-from firstline_core.runtime.base import check_output
-from firstline_core.tasks.arrays import LABEL, some_labelled
+from firstline_core.tasks.arrays import LABEL, of_shape, some_labelled
 from firstline_core.tasks.base import ConfiguredTask, DeclaredOutputs, ModelOutputs, Postprocess, Prediction, Scores
 from firstline_core.tasks.view import WHOLE, View
-from firstline_core.types import PROBABILITIES, Array, Arrays, TensorSpec
+from firstline_core.types import PROBABILITIES, Array, Arrays, TensorSpec, row_count
 
 Probabilities = NDArray[np.float32]
 
@@ -120,10 +119,10 @@ class Classification(ConfiguredTask, frozen=True, tag="classification"):
             steps = [step for step in model.steps if not isinstance(step, Softmax)]
             to_logits = compile_postprocess(steps, model.load_graph)
 
+        wanted = f"the bundle has {labels} labels; correct the labels, the output's name or the label offset"
+
         def run(raw: Arrays, rows: Arrays) -> Prediction:
-            probabilities, count = to_probabilities(raw[name]), len(next(iter(rows.values())))
-            advice = "correct the labels, the output's name or the label offset"
-            check_output(probabilities, (count, labels), model.what, f"the bundle has {labels} labels; {advice}")
+            probabilities = of_shape(to_probabilities(raw[name]), (row_count(rows), labels), model.what, wanted)
             evidence = {} if to_logits is None else {LOGITS: to_logits(raw[name])}
             return Prediction({PROBABILITIES: probabilities}, evidence)
 
@@ -269,10 +268,7 @@ def labelled(probabilities: Probabilities, labels: Sequence[str]) -> dict[str, A
     """
     likeliest = np.argsort(-probabilities, kind="stable")[:_TOP]
     top = [
-        {
-            "label": labels[index] if index < len(labels) else str(index),
-            "probability": float(probabilities[index]),
-        }
+        {"label": labels[index] if index < len(labels) else str(index), "probability": float(probabilities[index])}
         for index in likeliest
     ]
     return {"label": top[0]["label"], "probability": top[0]["probability"], "top": top}

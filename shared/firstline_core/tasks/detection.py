@@ -32,6 +32,7 @@ from firstline_core.processing.boxes import (
 )
 from firstline_core.processing.geometry import GEOMETRY
 from firstline_core.processing.steps import PostStep
+from firstline_core.tasks.arrays import numbered
 from firstline_core.tasks.average_precision import average_precision
 from firstline_core.tasks.base import ConfiguredTask, Misses, ModelOutputs, Postprocess, Prediction, Scores
 from firstline_core.tasks.drawing import COLOURS, line_width, write
@@ -129,8 +130,7 @@ class Detection(ConfiguredTask, frozen=True, tag="detection"):
     @property
     def event_classes(self) -> tuple[str, ...]:
         """Returns the groups in the order of their first labels."""
-        group_of = {label: name for name, labels in self.class_groups.items() for label in labels}
-        return tuple(dict.fromkeys(group_of.get(label, label) for label in self.labels))
+        return tuple(dict.fromkeys(self._groups_of_labels()))
 
     def fault(self, outputs: Arrays) -> str:
         boxes, scores, classes, count = (outputs[name] for name in (BOXES, SCORES, CLASSES, COUNT))
@@ -326,11 +326,13 @@ class Detection(ConfiguredTask, frozen=True, tag="detection"):
             write(drawn, (left, top), f"{self.labels[label]} {score:.2f}", colour)
         return drawn
 
+    def _groups_of_labels(self) -> list[str]:
+        group_of = {label: name for name, labels in self.class_groups.items() for label in labels}
+        return [group_of.get(label, label) for label in self.labels]
+
     def _group_index(self) -> NDArray[np.int64]:
         """Returns the number of each label's group."""
-        numbers = {name: number for number, name in enumerate(self.event_classes)}
-        group_of = {label: name for name, labels in self.class_groups.items() for label in labels}
-        return np.array([numbers[group_of.get(label, label)] for label in self.labels], np.int64)
+        return numbered(self._groups_of_labels())
 
 
 def _used(outputs: Arrays) -> NDArray[np.bool_]:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from firstline_core.errors import ConfigError, InferenceError, InvalidTensorError, ModelLoadError
 from firstline_core.processing.compile import compile_postprocess
 from firstline_core.processing.steps import Columns, Gallery, Graph, Positive, PostStep
-from firstline_core.tasks.arrays import LABEL, UNLABELLED, labelled_rows, nested, not_finite
+from firstline_core.tasks.arrays import LABEL, UNLABELLED, labelled_rows, nested, not_finite, numbered
 from firstline_core.tasks.base import ConfiguredTask, ModelOutputs, Postprocess, Prediction, Scores
 from firstline_core.tasks.view import WHOLE, View
 from firstline_core.telemetry.wording import counted
@@ -105,18 +105,18 @@ class Embedding(ConfiguredTask, frozen=True, tag="embedding"):
 
     def postprocess(self, model: ModelOutputs) -> Postprocess:
         """Compiles the steps to the embedding, and the search in the gallery after them."""
-        last = model.steps[-1] if model.steps else None
-        gallery = last if isinstance(last, Gallery) else None
-        steps = model.steps if gallery is None else model.steps[:-1]
-        rows_of_gallery: NDArray[np.float32] | None = None
-        if gallery is not None:
-            rows_of_gallery = self._gallery(model.read_file(gallery.artefact), gallery.artefact.file)
+        rows_of_gallery, least = None, -1.0
+        match model.steps:
+            case [*steps, Gallery() as gallery]:
+                rows_of_gallery = self._gallery(model.read_file(gallery.artefact), gallery.artefact.file)
+                least = gallery.least
+            case _:
+                steps = list(model.steps)
         if not all(isinstance(step, Columns | Graph) for step in steps):
             raise ModelLoadError("Postprocessing of embeddings: columns and graph, and last gallery.")
-        if (gallery is not None) != bool(self.labels):
+        if (rows_of_gallery is not None) != bool(self.labels):
             raise ModelLoadError("Postprocessing of embeddings: gallery goes with the labels of its rows.")
         name, to_embedding = model.port(model.output), compile_postprocess(steps, model.load_graph)
-        least = gallery.least if gallery is not None else -1.0
 
         def run(raw: Arrays, rows: Arrays) -> Prediction:
             found, count = to_embedding(raw[name]), row_count(rows)
@@ -292,8 +292,7 @@ class Embedding(ConfiguredTask, frozen=True, tag="embedding"):
 
     def _label_numbers(self) -> NDArray[np.int64]:
         """Returns the number of the different label of each row of the gallery."""
-        numbers = {label: number for number, label in enumerate(dict.fromkeys(self.labels))}
-        return np.array([numbers[label] for label in self.labels], np.int64)
+        return numbered(self.labels)
 
     def _labels_of(self, outputs: Arrays) -> NDArray[np.int64]:
         """Returns the number of the different label of each row's neighbour; -1 without one."""

@@ -19,11 +19,10 @@ from firstline_core.errors import InferenceError, InvalidTensorError, ModelLoadE
 from firstline_core.processing.compile import compile_postprocess
 from firstline_core.processing.standardize import STANDARDIZATION
 from firstline_core.processing.steps import Columns, Graph, PostStep, Sigmoid, Spread, Unstandardize
-from firstline_core.tasks.arrays import labelled_rows, nested, some_labelled
+from firstline_core.tasks.arrays import labelled_rows, nested, of_shape, some_labelled
 from firstline_core.tasks.base import ConfiguredTask, ModelOutputs, Postprocess, Prediction, Scores
 from firstline_core.tasks.view import WHOLE, View
-from firstline_core.telemetry.wording import counted
-from firstline_core.types import Arrays, TensorSpec, all_finite, row_count
+from firstline_core.types import Array, Arrays, TensorSpec, all_finite, row_count
 
 VALUES, SCALE, SPREAD = "values", "scale", "spread"
 """Outputs FP32 (n, d) and FP32 (n,), and the evidence FP32 (n, d)."""
@@ -105,10 +104,14 @@ class Regression(ConfiguredTask, frozen=True, tag="regression"):
         selected = [Columns(step.columns) for step in spreads if step.columns]
         to_spread = compile_postprocess(selected, model.load_graph)
 
+        wanted = f"the bundle has {len(self.names)} values; correct their names, the output's name or columns"
+
         def run(raw: Arrays, rows: Arrays) -> Prediction:
             shape = row_count(rows), len(self.names)
-            outputs = {VALUES: _shaped(to_values(raw[name]), shape, VALUES, model.what)}
-            evidence = {SPREAD: _spread(_shaped(to_spread(raw[source]), shape, SPREAD, model.what))} if source else {}
+            outputs = {VALUES: of_shape(to_values(raw[name]), shape, model.what, wanted)}
+            evidence: dict[str, Array] = {}
+            if source:
+                evidence[SPREAD] = _spread(of_shape(to_spread(raw[source]), shape, f"{model.what}, as spread,", wanted))
             if back:
                 mean, scale = np.split(rows[STANDARDIZATION], 2, axis=1)
                 outputs[VALUES] = (outputs[VALUES] * scale + mean).astype(np.float32)
@@ -229,17 +232,7 @@ class Regression(ConfiguredTask, frozen=True, tag="regression"):
         return float(worst)
 
 
-def _shaped(found: NDArray[np.float32], shape: tuple[int, int], name: str, what: str) -> NDArray[np.float32]:
-    if found.shape != shape:
-        raise InferenceError(
-            f"{what} gave {name} {list(found.shape)} for {counted(shape[0], 'row')}, but the bundle "
-            f"has {shape[1]} values; "
-            "correct the names of the values, the output's name or columns."
-        )
-    return found
-
-
-def _spread(found: NDArray[np.float32]) -> NDArray[np.float32]:
+def _spread(found: Array) -> NDArray[np.float32]:
     """Returns the spread without negative numbers, which rounding causes."""
     if not all_finite(found):
         raise InferenceError("The spread has NaN or infinity.")

@@ -53,12 +53,7 @@ class Segmentation(ConfiguredTask, frozen=True, tag="segmentation"):
         least_share: of the image that a class covers, for events; smaller ones are neither missed nor invented.
     """
 
-    score_kinds: ClassVar[tuple[str, ...]] = (
-        "expected_iou",
-        "mean_confidence",
-        "lowest_iou",
-        "few_classes",
-    )
+    score_kinds: ClassVar[tuple[str, ...]] = ("expected_iou", "mean_confidence", "lowest_iou", "few_classes")
     quality: ClassVar[str] = "miou"
     higher_is_better: ClassVar[bool] = True
     view_options: ClassVar[tuple[str, ...]] = ("classes", "masks")

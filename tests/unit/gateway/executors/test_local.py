@@ -10,8 +10,7 @@ from support.waiting import until
 
 from firstline_core import errors
 from firstline_core.clock import SimulatedClock
-from firstline_core.runtime.base import LOOP_LIMIT_S
-from firstline_core.runtime.batch_times import WINDOW, LoopTimes
+from firstline_core.runtime.batch_times import LOOP_LIMIT_S, WINDOW, LoopTimes
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.types import Arrays, ModelKey, row_count, slice_rows
 from firstline_gateway.executors.local import LocalExecutor, run_batch
