@@ -85,52 +85,42 @@ def load_around(runtime: Runtime, bundle: Bundle, model: Model, options: Runtime
     Raises:
         ModelLoadError: a graph is absent or does not load, or the steps do not fit.
     """
-    undo: ExitStack[None] = ExitStack()
-    with undo:
-        resources: ExitStack[None] = undo.enter_context(ExitStack())
-        resources.callback(runtime.close)
+    what, task = f"Model '{model.id}'", bundle.manifest.task
+    resources: ExitStack[None] = ExitStack()
+    resources.callback(runtime.close)
+
+    def load_graph(step: ops.Graph) -> ArrayFunction:
+        graph = load_runtime(bundle.file(step.artefact), "onnx", options)
+        resources.callback(graph.close)
+        return _graph_step(graph if model.batch is None else RowByRow(graph), step.artefact.file)
+
+    @cache
+    def load_encoder(step: ops.Tokenize) -> TextEncoder:
+        return read_encoder(step, bundle.read(step.artefact))
+
+    compile_steps = partial(
+        compile_preprocess,
+        load_graph=load_graph,
+        limits=options.decoding,
+        load_encoder=lambda step: load_encoder(step.without_part),
+    )
+    try:
         if model.batch is not None:
             runtime = RowByRow(runtime, model.without_rows)
-
-        def load_graph(step: ops.Graph) -> ArrayFunction:
-            graph = load_runtime(bundle.file(step.artefact), "onnx", options)
-            resources.callback(graph.close)
-            return _graph_step(graph if model.batch is None else RowByRow(graph), step.artefact.file)
-
-        @cache
-        def load_encoder(step: ops.Tokenize) -> TextEncoder:
-            return read_encoder(step, bundle.read(step.artefact))
-
-        compile_steps = partial(
-            compile_preprocess,
-            load_graph=load_graph,
-            limits=options.decoding,
-            load_encoder=lambda step: load_encoder(step.without_part),
-        )
+        size = partial(_image_size, model, runtime)
         with about("postprocess"):
-            post = bundle.manifest.task.postprocess(
-                ModelOutputs(
-                    f"Model '{model.id}'",
-                    model.postprocess,
-                    runtime.outputs,
-                    model.output,
-                    partial(_image_size, model, runtime),
-                    load_graph,
-                    bundle.read,
-                )
+            post = task.postprocess(
+                ModelOutputs(what, model.postprocess, runtime.outputs, model.output, size, load_graph, bundle.read)
             )
         with about("preprocess"):
-            post = _of_windows(post, model, bundle.manifest.task)
-        loaded = LoadedModel(
-            model=model,
-            manifest=bundle.manifest,
-            runtime=runtime,
-            inputs=_loaded_inputs(bundle.manifest, model, runtime, compile_steps, post.needs),
-            post=post,
-            resources=resources,
+            post = _of_windows(post, model, task)
+        inputs = _loaded_inputs(bundle.manifest, model, runtime, compile_steps, post.needs)
+        return LoadedModel(
+            model=model, manifest=bundle.manifest, runtime=runtime, inputs=inputs, post=post, resources=resources
         )
-        undo.pop_all()  # no failure: the model now owns the resources
-    return loaded
+    except BaseException:
+        resources.close()
+        raise
 
 
 def _of_windows(post: Postprocess, model: Model, task: Task) -> Postprocess:
@@ -202,7 +192,8 @@ def _loaded_inputs(
 
 def _image_size(model: Model, runtime: Runtime) -> InputSize:
     """Returns the size of the images that a model takes."""
-    image = next((each for each in model.inputs if _has_image_steps(each)), model.inputs[0])
+    with_images = [each for each in model.inputs if any(isinstance(step, ops.ImageStep) for step in each.preprocess)]
+    image = (with_images or model.inputs)[0]
     shape = pick_port(runtime.inputs, image.tensor, f"Model '{model.id}'", "input").shape
     channels_first = any(isinstance(step, ops.Layout) and step.to == "NCHW" for step in image.preprocess)
     height, width = (shape[2:] if channels_first else shape[1:3]) if len(shape) == 4 else (-1, -1)
@@ -213,10 +204,6 @@ def _image_size(model: Model, runtime: Runtime) -> InputSize:
                 raise ModelLoadError(f"Model '{model.id}' takes images of any size; add resize to its preprocessing.")
         width, height = last[0].width, last[0].height
     return InputSize(width, height)
-
-
-def _has_image_steps(declared: ops.ModelInput) -> bool:
-    return any(isinstance(step, ops.ImageStep) for step in declared.preprocess)
 
 
 def load_edge(
