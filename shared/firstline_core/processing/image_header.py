@@ -290,7 +290,7 @@ def _jpeg_header(encoded: bytes, where: str, *, whole: bool) -> ImageHeader:
 
     Later data (a second image, a video) is not read. Truncated files are refused by Pillow.
     """
-    frame: tuple[int, int, int, int, int] | None = None
+    frame = bits = height = width = channels = 0  # frame: the marker of the segment that declares the others
     exif: list[bytes] = []
     scans, complete = 0, False
     for marker, start, end in _segments(encoded, where):
@@ -301,21 +301,20 @@ def _jpeg_header(encoded: bytes, where: str, *, whole: bool) -> ImageHeader:
             if scans > JPEG_SCANS_LIMIT:
                 raise _costly(where, f"is a JPEG of more than {JPEG_SCANS_LIMIT} scans")
             # libjpeg decodes no other scan of a sequential image whose first one has all channels (`initial_setup`).
-            if frame is not None and frame[0] not in _PROGRESSIVE:
-                complete = encoded[start : start + 1] == bytes(frame[4:])
+            if frame and frame not in _PROGRESSIVE:
+                complete = encoded[start : start + 1] == bytes((channels,))
             if complete and encoded.find(_PADDING, start) < 0:  # otherwise it may lie before the end of the image
                 break
-        elif marker in _FRAMES and frame is None and end - start >= 6:
-            frame = (marker, *struct.unpack_from(">BHHB", encoded, start))
+        elif marker in _FRAMES and not frame and end - start >= 6:
+            frame, (bits, height, width, channels) = marker, struct.unpack_from(">BHHB", encoded, start)
         elif marker == _EXIF and not scans and encoded.startswith(_EXIF_START, start):
             exif.append(encoded[start + len(_EXIF_START) : end])
             if len(exif) > JPEG_EXIF_LIMIT:
                 raise _costly(where, f"is a JPEG of more than {JPEG_EXIF_LIMIT} segments of EXIF")
-    if frame is None:
+    if not frame:
         raise InvalidTensorError(
             f"{where} is a broken JPEG of {len(encoded)} bytes: it declares no size. Give the whole file."
         )
-    marker, bits, height, width, channels = frame
     if bits != 8:
         raise InvalidTensorError(f"{where} is a JPEG of {bits} bits a channel. Save it with 8 bits.")
     return ImageHeader(
@@ -324,7 +323,7 @@ def _jpeg_header(encoded: bytes, where: str, *, whole: bool) -> ImageHeader:
         height,
         channels,
         scans=max(1, scans),
-        progressive=marker in _PROGRESSIVE or scans > 1,
+        progressive=frame in _PROGRESSIVE or scans > 1,
         orientation=_orientation(b"".join(exif), where),
     )
 
@@ -400,15 +399,15 @@ def _orientation(exif: bytes, where: str) -> int:
 
 
 def _png_header(encoded: bytes, where: str) -> ImageHeader:
-    fields: tuple[int, int, int, int, int] | None = None
+    width = height = bits = interlace = 0
+    colour = -1  # not known yet
     transparent, complete, orientation = False, False, 1
     limit = _PNG_CHUNKS + len(encoded) // 1024
     for number, (name, start, end) in enumerate(_chunks(encoded), 1):
         if number > limit:
             raise _costly(where, f"is a PNG of {len(encoded)} bytes in more than {limit} chunks")
-        if name == b"IHDR" and fields is None and end - start >= 13:
+        if name == b"IHDR" and colour < 0 and end - start >= 13:
             width, height, bits, colour, _, _, interlace = struct.unpack_from(">IIBBBBB", encoded, start)
-            fields = width, height, bits, colour, interlace
         elif name == b"acTL":
             raise InvalidTensorError(f"{where} is an animated PNG; send one still image a row.")
         elif name == b"tRNS":
@@ -417,11 +416,10 @@ def _png_header(encoded: bytes, where: str) -> ImageHeader:
             complete = end + 4 <= len(encoded)  # with its checksum
         elif name == b"eXIf":
             orientation = _orientation(encoded[start:end].removeprefix(_EXIF_START), where)
-    if fields is None or fields[3] not in _PNG_CHANNELS:
+    if colour not in _PNG_CHANNELS:
         raise InvalidTensorError(
             f"{where} is a broken PNG of {len(encoded)} bytes: it declares no size. Give the whole file."
         )
-    width, height, bits, colour, interlace = fields
     return ImageHeader(
         "PNG",
         width,

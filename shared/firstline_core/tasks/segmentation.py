@@ -113,40 +113,42 @@ class Segmentation(ConfiguredTask, frozen=True, tag="segmentation"):
         steps, table = steps[: len(steps) - len(maps)], masks.class_table(maps, len(self.labels))
         name, size = model.port(model.output), model.image_size()
         to_shares: Callable[[Array], Array] | None = None
-        match steps:
-            case []:
+        source, computes_map = name, bool(steps)
+        match steps, named:
+            case [], []:
                 pass
-            case [*before, Argmax() as last] if not named and all(isinstance(s, Softmax | Binary) for s in before):
+            case [], [declared]:
+                source = model.port(declared.output)
+                softmax = [Softmax()] if declared.of == "logits" else []
+                to_shares = masks.class_shares(softmax, declared.layout, model.what)
+            case [*before, Argmax() as last], [] if all(isinstance(step, Softmax | Binary) for step in before):
                 to_shares = masks.class_shares(before, last.layout, model.what)
+            case [], _:
+                raise ModelLoadError("Postprocessing of a segmentation: class_scores is given once.")
             case _:
                 raise ModelLoadError(
                     "Postprocessing of a segmentation: softmax or binary, argmax and class_map for scores of classes; "
                     "class_map and at most one class_scores for a map of classes."
                 )
-        if len(named) > 1:
-            raise ModelLoadError("Postprocessing of a segmentation: class_scores is given once.")
-        source, from_source = "", to_shares
-        if named:
-            source = model.port(named[0].output)
-            before = [Softmax()] if named[0].of == "logits" else []
-            from_source = masks.class_shares(before, named[0].layout, model.what)
 
         def run(raw: Arrays, rows: Arrays) -> Prediction:
             places = rows[GEOMETRY]
-            shares = to_shares(raw[name]) if to_shares is not None else None
-            classes = masks.class_map_of(raw[name], model.what) if shares is None else shares.argmax(axis=-1)
+            shares = None if to_shares is None else to_shares(raw[source])
+            if shares is not None and computes_map:
+                classes = shares.argmax(axis=-1)
+            else:
+                classes = masks.class_map_of(raw[name], model.what)
             if len(classes) != len(places):
                 raise InferenceError(f"{model.what} gave {len(classes)} maps for {counted(len(places), 'row')}.")
             classes = masks.to_labels(classes, table, len(self.labels), model.what)
             framed = [masks.to_frame(one, place, size, self.frame) for one, place in zip(classes, places, strict=True)]
             evidence: dict[str, Array] = {}
             confidence = np.zeros(len(places), np.float32)
-            if from_source is not None:
-                cells = shares if shares is not None else from_source(raw[source])
-                confidence, evidence = self._evidence(cells, places, size, table)
+            if shares is not None:
+                confidence, evidence = self._evidence(shares, places, size, table)
             return Prediction({MASK: np.stack(framed), CONFIDENCE: confidence}, evidence)
 
-        return Postprocess((name, source) if source else (name,), run, needs=(GEOMETRY,))
+        return Postprocess(tuple(dict.fromkeys((name, source))), run, needs=(GEOMETRY,))
 
     def _evidence(
         self, shares: Array, places: NDArray[np.float32], size: InputSize, table: NDArray[np.int64] | None
