@@ -138,8 +138,9 @@ class Segmentation(ConfiguredTask, frozen=True, tag="segmentation"):
                 classes = shares.argmax(axis=-1)
             else:
                 classes = masks.class_map_of(raw[name], model.what)
-            if len(classes) != len(places):
-                raise InferenceError(f"{model.what} gave {len(classes)} maps for {counted(len(places), 'row')}.")
+            for found in (classes,) if shares is None else (classes, shares):
+                if len(found) != len(places):
+                    raise InferenceError(f"{model.what} gave {len(found)} maps for {counted(len(places), 'row')}.")
             classes = masks.to_labels(classes, table, len(self.labels), model.what)
             framed = [masks.to_frame(one, place, size, self.frame) for one, place in zip(classes, places, strict=True)]
             evidence: dict[str, Array] = {}

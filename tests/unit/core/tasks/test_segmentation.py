@@ -245,6 +245,8 @@ def test_steps_that_do_not_fit_are_refused(steps: Any, message: str) -> None:
 
 
 def test_outputs_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(InferenceError, match="gave 3 maps for 1 row"):
+        compiled(ClassScores("z")).run({"y": np.zeros((1, 2, 2), np.int64), "z": np.zeros((3, 2, 2, 3))}, ROWS)
     with pytest.raises(InferenceError, match="gave 2 maps for 1 row"):
         compiled().run({"y": np.zeros((2, 4, 4))}, ROWS)
     with pytest.raises(InferenceError, match="scores of 2 classes, but the bundle 3 labels"):
