@@ -24,7 +24,7 @@ from support.small_models import put, small_gateway
 from support.waiting import work_for
 
 from firstline_core.protocol.http_server import ServerLimits
-from firstline_core.runtime import base
+from firstline_core.runtime import batch_times
 from firstline_gateway.app import Gateway
 
 ROW = [1.0, 2.0, 3.0, 4.0]
@@ -217,7 +217,7 @@ async def test_draining_gateway_refuses_and_closes(gateway: Gateway) -> None:
 
 async def test_request_needs_few_function_calls(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
     """What it costs in time no test can tell; in calls of Python functions it is the same everywhere."""
-    monkeypatch.setattr(base, "LOOP_LIMIT_S", 1.0)  # the model runs on the loop, also if the machine stalls
+    monkeypatch.setattr(batch_times, "LOOP_LIMIT_S", 1.0)  # the model runs on the loop, also if the machine stalls
     request, requests, calls = asking(ROW, binary=True), 40, 0
     packages = tuple(f"{os.sep}firstline_{each}{os.sep}" for each in ("core", "gateway"))
 
