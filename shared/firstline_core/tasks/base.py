@@ -66,8 +66,8 @@ def event_names(classes: Sequence[str]) -> tuple[str, ...]:
     return tuple(f"{direction} {each}" for each in classes for direction in (MISSED, INVENTED))
 
 
-def event_of(name: str, classes: Sequence[str]) -> tuple[str, int]:
-    """Returns the direction of an event, and the number of its class.
+def event_of(name: str, classes: Sequence[str]) -> tuple[str, list[int]]:
+    """Returns the direction of an event, and the numbers of its class: two may have one label, as ImageNet's cranes.
 
     Args:
         name: one of `event_names(classes)`.
@@ -80,7 +80,7 @@ def event_of(name: str, classes: Sequence[str]) -> tuple[str, int]:
     if direction not in (MISSED, INVENTED) or found not in classes:
         known = event_names(classes)[:8]
         raise ConfigError(f"There is no event '{name}'{listed(name, known)}" if known else "The task has no events.")
-    return direction, classes.index(found)
+    return direction, [number for number, label in enumerate(classes) if label == found]
 
 
 class Prediction(Struct, frozen=True, eq=False):
@@ -388,11 +388,11 @@ class Task:
         Raises:
             ConfigError: no such event.
         """
-        columns = {name: event_of(name, self.event_classes) for name in names}
+        wanted = {name: event_of(name, self.event_classes) for name in names}
         misses, found = dict(zip((MISSED, INVENTED), self.misses(edge, full), strict=True)), {}
-        for name, (direction, column) in columns.items():
-            counts, lost = (each[:, column] for each in misses[direction])
-            found[name] = Event(counts, (counts & lost).astype(np.float32))
+        for name, (direction, columns) in wanted.items():
+            counts, lost = (each[:, columns] for each in misses[direction])
+            found[name] = Event(counts.any(axis=1), (counts & lost).any(axis=1).astype(np.float32))
         return found
 
     def misses(self, edge: Arrays, full: Arrays) -> tuple[Misses, Misses]:

@@ -152,6 +152,13 @@ class TestClassification:
         with pytest.raises(ConfigError, match="no event 'lost a'; use one of missed a, invented a"):
             TASK.events_of(["lost a"], edge, full)
 
+    def test_an_event_counts_all_classes_of_its_label(self) -> None:
+        cranes = Classification(("crane", "dog", "crane"))
+        edge = answers([0.1, 0.8, 0.1], [0.1, 0.1, 0.8], [0.1, 0.8, 0.1])
+        full = answers([0.1, 0.1, 0.8], [0.1, 0.1, 0.8], [0.1, 0.8, 0.1])
+        missed = cranes.events_of(["missed crane"], edge, full)["missed crane"]
+        assert (missed.counts.tolist(), missed.loss.tolist()) == ([True, True, False], [1, 0, 0])
+
     def test_the_summary_counts_labelled_rows(self) -> None:
         outputs = answers([0.5, 0.3, 0.2], [0.1, 0.2, 0.7], [0.1, 0.2, 0.7], [0.1, 0.2, 0.7])
         truth = {"label": np.array([0, 1, 2, -1])}
