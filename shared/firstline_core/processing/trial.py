@@ -13,6 +13,7 @@ from firstline_core.processing import steps as ops
 from firstline_core.types import DATATYPES, Array, object_array
 
 _WORDS = b"please book a table for two at the old harbour tonight"
+_ADDED_TOKENS = 8  # more than a tokenizer puts around a text
 _MAGNITUDES = np.array([1.0, 0.5, 0.1])
 
 
@@ -27,12 +28,14 @@ def made_up_row(
         model_shape: of the model's own input, -1 where a size is free.
         typical: whether the row has the form that clients send: a PNG of noise in the model's input size, because
             decoding it costs as much as a photograph, or a WAV file of noise. Otherwise it is of zeros, and an image is
-            pixels. A text is the same.
+            pixels. A text is the same, and has at most as many tokens as the model takes.
     """
     if spec.kind == "audio":
         return object_array([_clip(steps, model_shape, os.urandom(1 << 16) if typical else b"\0")])
     if spec.kind == "text":
-        return object_array([_WORDS])
+        lengths = [step.length for step in steps if isinstance(step, ops.Tokenize)]
+        # A token has a byte or more.
+        return object_array([_WORDS[: max(1, min(lengths) - _ADDED_TOKENS)] if lengths else _WORDS])
     if spec.kind == "tensor":
         shape = (1, *spec.shape[1:])
         return np.zeros(shape, DATATYPES[spec.datatype]) if min(shape) > 0 else None

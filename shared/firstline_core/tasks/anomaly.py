@@ -18,7 +18,7 @@ from firstline_core.errors import InferenceError, InvalidTensorError, ModelLoadE
 from firstline_core.processing import steps as ops
 from firstline_core.processing.compile import compile_postprocess
 from firstline_core.processing.standardize import OBSERVED
-from firstline_core.tasks.arrays import LABEL, of_shape, some_labelled
+from firstline_core.tasks.arrays import LABEL, in_other_layout, of_shape, some_labelled
 from firstline_core.tasks.base import ConfiguredTask, ModelOutputs, Postprocess, Prediction, Scores
 from firstline_core.tasks.view import WHOLE, View
 from firstline_core.types import Array, Arrays, TensorSpec, row_count
@@ -228,8 +228,7 @@ def _reconstruction(output: Array, rows: Arrays) -> NDArray[np.float64]:
         raise InferenceError(
             f"The step reconstruction compares the output {list(output.shape)} with an input; none fits."
         )
-    found, wanted = ([size for size in array.shape if size != 1] for array in (output, inputs[0]))
-    if sorted(found) == sorted(wanted) and found != wanted:
+    if in_other_layout(output.shape, inputs[0].shape):
         raise InferenceError(
             f"The step reconstruction compares the output {list(output.shape)} with the input "
             f"{list(inputs[0].shape)}; export the model with both in one layout."

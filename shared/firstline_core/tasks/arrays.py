@@ -28,7 +28,7 @@ def not_finite(outputs: Arrays) -> str:
 
 
 def shaped(found: Array, spec: TensorSpec, rows: int, what: str) -> Array:
-    """Returns an output of a model in the declared datatype and shape; an axis of one may be missing.
+    """Returns an output of a model in the declared datatype and shape, if it has the same numbers in the same order.
 
     Args:
         found: the output.
@@ -42,13 +42,20 @@ def shaped(found: Array, spec: TensorSpec, rows: int, what: str) -> Array:
     dtype, shape = DATATYPES[spec.datatype], (rows, *spec.shape[1:])
     if found.dtype != dtype and not np.can_cast(found.dtype, dtype, "same_kind"):
         raise InferenceError(f"{what} gave '{spec.name}' as {found.dtype}, but the bundle declares {spec.datatype}.")
-    if found.shape != shape and (found.size != np.prod(shape) or found.shape[:1] != (rows,)):
+    same_size = found.size == np.prod(shape) and found.shape[:1] == (rows,)
+    if not same_size or in_other_layout(found.shape[1:], shape[1:]):
         raise InferenceError(
             f"{what} gave '{spec.name}' {list(found.shape)} for {counted(rows, 'row')}, but the bundle declares "
             f"{list(spec.shape)}."
         )
     with np.errstate(over="ignore"):  # the check of the values finds infinity
         return found.astype(dtype, copy=False).reshape(shape)
+
+
+def in_other_layout(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
+    """Returns whether a shape has the sizes of another one in another order; axes of one do not count."""
+    found, expected = ([size for size in sizes if size != 1] for sizes in (shape, wanted))
+    return found != expected and sorted(found) == sorted(expected)
 
 
 def of_shape(found: Array, shape: tuple[int, ...], what: str, wanted: str) -> Array:

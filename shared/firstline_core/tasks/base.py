@@ -392,7 +392,8 @@ class Task:
         misses, found = dict(zip((MISSED, INVENTED), self.misses(edge, full), strict=True)), {}
         for name, (direction, columns) in wanted.items():
             counts, lost = (each[:, columns] for each in misses[direction])
-            found[name] = Event(counts.any(axis=1), (counts & lost).any(axis=1).astype(np.float32))
+            occurred = np.asarray((counts & lost).any(axis=1), np.float32)
+            found[name] = Event(np.asarray(counts.any(axis=1)), occurred)
         return found
 
     def misses(self, edge: Arrays, full: Arrays) -> tuple[Misses, Misses]:
