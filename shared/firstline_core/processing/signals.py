@@ -48,7 +48,6 @@ def compile_signal(step: SignalStep) -> Callable[[Array], NDArray[np.float32]]:
                     f"{step.samples} samples; use fewer bands or longer windows."
                 )
             return _by_row(lambda row: mel(row, step), least=step.samples)
-    raise TypeError(type(step).__name__)
 
 
 def detrend(row: Floats, *, linear: bool) -> Floats:

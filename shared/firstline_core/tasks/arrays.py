@@ -101,16 +101,15 @@ def largest_difference(expected: Arrays, actual: Arrays, specs: Iterable[TensorS
 
     It is infinite if elements of BYTES or booleans differ.
     """
-    specs, worst = tuple(specs), 0.0
-    numbers = numbers_of(specs)
-    for name in [spec.name for spec in specs]:
-        if name not in numbers:
-            if not np.array_equal(expected[name], actual[name]):
-                return float("inf")
-            continue
-        ours, theirs = expected[name].astype(np.float64), actual[name].astype(np.float64)
-        size = max(1.0, float(np.abs(ours).max(initial=0)))
-        worst = max(worst, float(np.abs(ours - theirs).max(initial=0)) / size)
+    worst = 0.0
+    for spec in specs:
+        wanted, found = expected[spec.name], actual[spec.name]
+        if numbers_of([spec]):
+            size = max(1.0, float(np.abs(wanted.astype(np.float64)).max(initial=0)))
+            difference = np.abs(wanted.astype(np.float64) - found.astype(np.float64))
+            worst = max(worst, float(difference.max(initial=0)) / size)
+        elif not np.array_equal(wanted, found):
+            return float("inf")
     return worst
 
 

@@ -344,14 +344,10 @@ def score(kind: str, probabilities: Probabilities, logits: Array | None = None, 
         raise InvalidTensorError(
             f"A score needs probabilities of shape [rows, classes >= 2], got {list(probabilities.shape)}."
         )
-    tempered = temper(probabilities, temperature)
-    match kind:
-        case "max_probability":
-            return max_probability(tempered)
-        case "margin":
-            return margin(tempered)
-        case _:
-            return entropy(tempered)
+    return _OF_PROBABILITIES[kind](temper(probabilities, temperature))
+
+
+_OF_PROBABILITIES = {"max_probability": max_probability, "margin": margin, "entropy": entropy}
 
 
 def energy(logits: Array, temperature: float = 1.0) -> Scores:

@@ -115,10 +115,8 @@ class Detection(ConfiguredTask, frozen=True, tag="detection"):
 
     @property
     def evidence(self) -> tuple[TensorSpec, ...]:
-        return tuple(
-            TensorSpec(CANDIDATE + name, "INT64" if name == CLASSES else "FP32", (-1, self.k, *axes))
-            for name, axes in ((BOXES, (4,)), (SCORES, ()), (CLASSES, ()))
-        )
+        kept = [spec for spec in self.outputs if spec.name != COUNT]
+        return tuple([TensorSpec(CANDIDATE + spec.name, spec.datatype, spec.shape) for spec in kept])
 
     @property
     def truth(self) -> tuple[TensorSpec, ...]:

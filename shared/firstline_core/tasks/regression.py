@@ -141,18 +141,15 @@ class Regression(ConfiguredTask, frozen=True, tag="regression"):
         Raises:
             InvalidTensorError: the evidence has no spread.
         """
-        tolerance = np.maximum(self.tolerance(outputs), _TINY)
+        tolerance, spread = np.maximum(self.tolerance(outputs), _TINY), evidence.get(SPREAD)
         if kind == "small_values":
             found = 1 / (1 + (np.abs(outputs[VALUES]) / tolerance).max(axis=1))
+        elif spread is None:
+            raise InvalidTensorError(f"The score '{kind}' needs a spread; this model gives none.")
+        elif kind == "spread":
+            found = 1 / (1 + (spread / tolerance).max(axis=1))
         else:
-            spread = evidence.get(SPREAD)
-            if spread is None:
-                raise InvalidTensorError(f"The score '{kind}' needs a spread; this model gives none.")
-            if kind == "spread":
-                found = 1 / (1 + (spread / tolerance).max(axis=1))
-            else:
-                found = -np.expm1(-tolerance / np.maximum(spread, _TINY))
-                found = found.prod(axis=1)
+            found = (-np.expm1(-tolerance / np.maximum(spread, _TINY))).prod(axis=1)
         return np.asarray(found, np.float32)
 
     def unscored(self, kind: str, steps: Sequence[PostStep]) -> str:
