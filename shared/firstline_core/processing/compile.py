@@ -403,19 +403,19 @@ def _scale(step: ops.Scale, channels: int, *, moved: bool) -> ArrayFunction:
         divisor, shift = np.float32(std.item()), np.float32(mean.item())
         if shift == 0:
             return lambda array: np.divide(array, divisor, dtype=np.float32)
-        return lambda array: _standardise(array, shift, divisor)
+        return lambda array: _scaled(array, shift, divisor)
 
     def scale(array: Array) -> Array:
         if array.shape[-1] != wide:
             raise errors.InvalidTensorError(
                 f"The input has {array.shape[-1]} channels, but the model is scaled for {wide}."
             )
-        return _standardise(array, mean, std)
+        return _scaled(array, mean, std)
 
     return scale
 
 
-def _standardise(array: Array, mean: Array | np.float32, std: Array | np.float32) -> Array:
+def _scaled(array: Array, mean: Array | np.float32, std: Array | np.float32) -> Array:
     scaled = np.subtract(array, mean, dtype=np.float32)
     scaled /= std
     return scaled
