@@ -104,7 +104,7 @@ def check_model(
 
 def noise(loaded: LoadedModel) -> Arrays | None:
     """Returns a made-up batch for a trial run, the same on every call; None if the sizes of an input are not fixed."""
-    row = loaded.trial_inputs()
+    row = loaded.made_up_inputs(typical=False)
     return None if row is None else row_checks.noise(row, _TRIAL_ROWS)
 
 

@@ -107,7 +107,7 @@ def made_up_rows(loaded: LoadedModel) -> Arrays | None:
 
     A model that is quantised by the range of each batch shows it only to rows of different ranges.
     """
-    row = loaded.trial_inputs()
+    row = loaded.made_up_inputs(typical=False)
     if row is None:
         return None
     made = noise(row, int(np.clip(_LIMIT_BYTES // payload_bytes(row.values()), _FEWEST_ROWS, _ROWS)))

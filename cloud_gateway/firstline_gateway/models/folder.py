@@ -182,7 +182,7 @@ def measure(model: LoadedModel) -> dict[int, float]:
         Nothing where what a row takes depends on the row (free sizes; images, audio and text), or
         where the model does not take several rows at once.
     """
-    inputs = model.trial_inputs()
+    inputs = model.made_up_inputs(typical=False)
     if inputs is None or any(each.spec.kind != "tensor" for each in model.inputs):
         return {}
 
@@ -201,7 +201,7 @@ def measure_row(model: LoadedModel) -> float:
     Args:
         model: loaded.
     """
-    inputs = model.trial_inputs()
+    inputs = model.made_up_inputs(typical=False)
     if inputs is None or not model.decodes_images:
         return 0.0
     try:

@@ -198,15 +198,12 @@ class LoadedModel:
         numbers_bytes = sum([each.pre.steps_bytes(inputs[each.spec.name].shape) for each in given])
         return DecodingCost(tuple([each.measure(inputs) for each in self.inputs]), numbers_bytes)
 
-    def trial_inputs(self) -> Arrays | None:
-        """Returns one row of zeros of each of the bundle's inputs that the model reads; None for free sizes."""
-        return self._made_up(typical=False)
+    def made_up_inputs(self, *, typical: bool) -> Arrays | None:
+        """Returns one row of each of the bundle's inputs that the model reads; None for free sizes.
 
-    def typical_inputs(self) -> Arrays | None:
-        """Returns one row in the form that clients send, see `made_up_row`; None for free sizes."""
-        return self._made_up(typical=True)
-
-    def _made_up(self, *, typical: bool) -> Arrays | None:
+        Args:
+            typical: whether the row has the form that clients send; otherwise it is of zeros, see `made_up_row`.
+        """
         made: dict[str, Array] = {}
         for each, declared in zip(self.inputs, self.model.inputs, strict=True):
             if each.spec.name not in made:

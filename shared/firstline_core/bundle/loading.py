@@ -304,7 +304,7 @@ def _graph_step(graph: Runtime, file: str) -> ArrayFunction:
 
 def _warm_up(loaded: LoadedModel) -> None:
     """Runs zeros through processing and model. The first run also includes the runtimes' lazy initialisation."""
-    trial = loaded.trial_inputs()
+    trial = loaded.made_up_inputs(typical=False)
     try:
         if trial is not None:
             with about("preprocess"):

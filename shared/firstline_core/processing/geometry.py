@@ -1,7 +1,7 @@
 """Where the pixels of a model's input lie in the upright original image, so that boxes can be mapped back. Pure.
 
-The geometry of a row has six numbers, `GEOMETRY_COLUMNS`: width and height of the upright original, then for each axis
-a scale and an offset. A model's pixel is the original pixel times the scale, plus the offset.
+The geometry of a row has six numbers: width and height of the upright original, then the scales of both axes, then
+their offsets. A model's pixel is the original pixel times the scale, plus the offset.
 """
 
 from __future__ import annotations
@@ -19,8 +19,6 @@ SizeStep = CenterCrop | Resize
 
 GEOMETRY = "firstline/geometry"
 """Name of the array of geometries that accompanies a model's prepared rows, and of no model's input: FP32 (rows, 6)."""
-
-GEOMETRY_COLUMNS = ("width", "height", "scale_x", "scale_y", "offset_x", "offset_y")
 
 
 class InputSize(NamedTuple):
@@ -65,7 +63,7 @@ def geometry(sizes: Iterable[tuple[int, int]], steps: Sequence[SizeStep]) -> NDA
         steps: in order.
 
     Returns:
-        FP32 (rows, 6), see `GEOMETRY_COLUMNS`.
+        FP32 (rows, 6): width, height, scale_x, scale_y, offset_x, offset_y.
     """
     return np.array([_geometry(width, height, steps) for width, height in sizes], np.float32).reshape(-1, 6)
 

@@ -135,7 +135,7 @@ def queried(bundle: Bundle, loaded: LoadedModel, rows: int) -> Arrays:
     if golden is not None and bundle.file(golden.artefact).is_file():
         one = inputs_of(read_golden(bundle, golden.artefact), bundle.manifest)
     if one is None or not set(loaded.input_names) <= set(one):
-        one = loaded.typical_inputs()
+        one = loaded.made_up_inputs(typical=True)
     if one is None:
         raise ModelLoadError(
             f"Model '{loaded.model.id}' takes inputs of any size, so that none is typical; "

@@ -70,7 +70,7 @@ def test_a_learned_score_and_value_are_computed_with_the_answer(tmp_path: Path, 
     models = open_models([DIGITS, tmp_path], here(workers))
     plain, taught = models.find("digits", "1"), models.find("digits", "2")
     assert taught.edge.digest != plain.edge.digest
-    tensor = taught.edge.loaded.typical_inputs()
+    tensor = taught.edge.loaded.made_up_inputs(typical=True)
     assert tensor is not None
     (one,), (other,) = taught.edge.run(tensor), plain.edge.run(tensor)
     margin = classification.margin(one.outputs[PROBABILITIES])[0]
@@ -87,7 +87,7 @@ def test_a_score_without_bounds_leaves_the_value_to_the_likeliest_class(tmp_path
     (tmp_path / "digits" / MANIFEST_NAME).write_bytes(encode_manifest(found))
     models = open_models([tmp_path], here(workers))
     held = models.find("digits")
-    tensor = held.edge.loaded.typical_inputs()
+    tensor = held.edge.loaded.made_up_inputs(typical=True)
     assert tensor is not None
     (output,) = held.edge.run(tensor)
     assert output.score is not None and output.score > 1  # of which one minus the score would be worth nothing
@@ -121,7 +121,7 @@ def test_small_work_is_quick_and_large_work_is_not(held: DeviceModel) -> None:
 def test_slow_model_leaves_the_event_loop_until_quick_again(held: DeviceModel) -> None:
     edge = replace(held.edge, row_ms=0.1, sample_bytes=100)
     measured_ms = edge.measured_ms(100)
-    sample = held.edge.loaded.typical_inputs()
+    sample = held.edge.loaded.made_up_inputs(typical=True)
     assert sample is not None
     for _ in range(3):  # not for a moment's sake
         edge.run(sample, measured_s=0.0)
@@ -215,7 +215,7 @@ def test_the_newest_version_is_the_current_one() -> None:
 
 
 def test_rows_are_scored_one_by_one(held: DeviceModel) -> None:
-    sample = held.edge.loaded.typical_inputs()
+    sample = held.edge.loaded.made_up_inputs(typical=True)
     one, two = held.edge.run(take_rows(sample, [0, 0]))
     np.testing.assert_array_equal(one.outputs[PROBABILITIES], two.outputs[PROBABILITIES])
     assert one.score == two.score and one.score is not None and 0 <= one.score <= 1

@@ -27,7 +27,7 @@ def opened(
 
 
 def runs(loaded: LoadedModel) -> bool:
-    inputs = loaded.trial_inputs()
+    inputs = loaded.made_up_inputs(typical=False)
     assert inputs is not None
     try:
         loaded.predict(inputs)
