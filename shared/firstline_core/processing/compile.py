@@ -374,7 +374,7 @@ def _array_steps(steps: Sequence[ops.PreStep], channels: int, load_graph: GraphL
                 if step.to == "NCHW":
                     functions.append(_to_channels_first)
             case ops.Flatten():
-                functions.append(_flatten)
+                functions.append(lambda array: array.reshape(len(array), -1))
             case ops.Detrend() | ops.Welch() | ops.BandEnergies() | ops.Envelope() | ops.Mel():
                 functions.append(compile_signal(step))
             case ops.Graph():
@@ -425,10 +425,6 @@ def _to_channels_first(array: Array) -> Array:
     if array.ndim != 4:
         raise errors.InvalidTensorError(f"Layout NCHW needs [rows, height, width, channels], got {list(array.shape)}.")
     return np.ascontiguousarray(array.transpose(0, 3, 1, 2))
-
-
-def _flatten(array: Array) -> Array:
-    return array.reshape(len(array), -1)
 
 
 def _columns(indices: Sequence[int]) -> ArrayFunction:

@@ -397,7 +397,9 @@ def _decoding_bytes(header: image_header.ImageHeader, channels: int) -> int:
     def held(bytes_per_pixel: int) -> int:
         return _held(header.width, header.height, bytes_per_pixel)
 
-    own, wanted = _stored(header), _pillow_bytes(channels)
+    # Of a pixel that Pillow stores when it decodes the file, and of the result.
+    own = header.bits // 8 if header.is_wide_grey else _pillow_bytes(header.channels)
+    wanted = _pillow_bytes(channels)
     stages = [held(own)]
     if header.progressive:
         stages[0] += header.pixels * header.channels * _COEFFICIENT_BYTES
@@ -449,8 +451,3 @@ def _held(width: int, height: int, bytes_per_pixel: int) -> int:
 def _pillow_bytes(channels: int) -> int:
     """Returns the bytes of a pixel of 8 bits a channel: Pillow stores three channels in four bytes."""
     return 1 if channels == 1 else 4
-
-
-def _stored(header: image_header.ImageHeader) -> int:
-    """Returns the bytes of a pixel that Pillow stores when it decodes the file."""
-    return header.bits // 8 if header.is_wide_grey else _pillow_bytes(header.channels)

@@ -144,7 +144,8 @@ class Embedding(ConfiguredTask, frozen=True, tag="embedding"):
         except (ValueError, EOFError, OSError) as error:
             raise ModelLoadError(f"The gallery {file} is not a .npy file: {error}.") from error
         if not isinstance(rows, np.ndarray) or rows.ndim != 2 or rows.dtype.kind != "f" or not np.isfinite(rows).all():
-            raise ModelLoadError(f"The gallery {file} needs finite numbers [rows, columns], got {_shape(rows)}.")
+            got = list(rows.shape) if isinstance(rows, np.ndarray) else "an archive"
+            raise ModelLoadError(f"The gallery {file} needs finite numbers [rows, columns], got {got}.")
         if len(rows) != len(self.labels):
             raise ModelLoadError(f"The gallery {file} has {len(rows)} rows, but there are {len(self.labels)} labels.")
         return _unit(rows.astype(np.float32))
@@ -298,10 +299,6 @@ class Embedding(ConfiguredTask, frozen=True, tag="embedding"):
         """Returns the number of the different label of each row's neighbour; -1 without one."""
         neighbour = outputs[NEIGHBOUR]
         return np.where(neighbour >= 0, self._label_numbers()[np.maximum(neighbour, 0)], -1)
-
-
-def _shape(rows: object) -> str:
-    return str(list(rows.shape)) if isinstance(rows, np.ndarray) else "an archive"
 
 
 def _unit(rows: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -229,9 +229,8 @@ def _strings(output: Array, rows: int, what: str) -> tuple[Array, Arrays]:
     """Returns the strings of a model that gives one for each row."""
     if not output.dtype.hasobject or output.size != rows:
         raise InferenceError(
-            f"{what} gave {output.dtype} {list(output.shape)} for {counted(rows, 'row')} in place "
-            "of a string each; add ctc to "
-            "its postprocessing, or name the output of the text."
+            f"{what} gave {output.dtype} {list(output.shape)} for {counted(rows, 'row')} in place of a string each; "
+            "add ctc to its postprocessing, or name the output of the text."
         )
     return object_array([text.encode() if isinstance(text, str) else text for text in output.reshape(-1)]), {}
 
