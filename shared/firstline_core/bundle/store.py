@@ -72,23 +72,17 @@ def find_bundles(directory: Path) -> list[Path]:
     """
     if (directory / MANIFEST_NAME).exists():
         return [directory]
-    return [bundle for folder in _visible_folders(directory) for bundle in _bundles_in(folder)]
+    return [bundle for folder in _visible_folders(directory) for bundle in _bundles_in(folder, deeper=True)]
 
 
-def _bundles_in(folder: Path) -> list[Path]:
+def _bundles_in(folder: Path, *, deeper: bool) -> list[Path]:
     try:
         if (folder / MANIFEST_NAME).exists():
             return [folder]
-        return [inner for inner in _visible_folders(folder) if _may_be_bundle(inner)]
+        inner = _visible_folders(folder) if deeper else []
+        return [bundle for each in inner for bundle in _bundles_in(each, deeper=False)]
     except OSError:
         return [folder]
-
-
-def _may_be_bundle(folder: Path) -> bool:
-    try:
-        return (folder / MANIFEST_NAME).exists()
-    except OSError:
-        return True
 
 
 def _visible_folders(directory: Path) -> list[Path]:

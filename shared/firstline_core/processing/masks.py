@@ -117,7 +117,7 @@ def to_image(mask: Mask, size: tuple[int, int], frame: InputSize) -> Mask:
     return mask[rows.astype(np.int64)][:, columns.astype(np.int64)]
 
 
-def class_table(maps: Sequence[PostStep], labels: int) -> NDArray[np.int64] | None:
+def class_table(maps: Sequence[ClassMap], labels: int) -> NDArray[np.int64] | None:
     """Returns the label of each class of the model, -1 for none; None without a map.
 
     Raises:
@@ -125,11 +125,10 @@ def class_table(maps: Sequence[PostStep], labels: int) -> NDArray[np.int64] | No
     """
     table: NDArray[np.int64] | None = None
     for step in maps:
-        if isinstance(step, ClassMap):
-            to = np.asarray(step.to, np.int64)
-            if table is not None and table.max(initial=-1) >= len(to):
-                raise ModelLoadError(f"The step class_map has {len(to)} classes, but gets class {table.max()}.")
-            table = to if table is None else np.where(table < 0, -1, to[table])
+        to = np.asarray(step.to, np.int64)
+        if table is not None and table.max() >= len(to):
+            raise ModelLoadError(f"The step class_map has {len(to)} classes, but gets class {table.max()}.")
+        table = to if table is None else np.where(table < 0, -1, to[table])
     if table is not None and table.max() >= labels:
         raise ModelLoadError(f"The step class_map gives the label {table.max()}; there are {labels}, from 0, and -1.")
     return table
