@@ -192,13 +192,10 @@ class MemoryBudget:
             async with asyncio.timeout(wait_s):
                 await waiting.granted
         except BaseException as error:
-            if waiting.granted.done() and not waiting.granted.cancelled():
-                self.release(principal, size_bytes)
+            if waiting.granted.cancelled():
+                self._grant()  # it removes what has left, and others may fit now
             else:
-                # `_grant` may have removed it: several may leave in the same turn of the event loop.
-                if waiting in self._waiting:
-                    self._waiting.remove(waiting)
-                self._grant()
+                self.release(principal, size_bytes)
             if isinstance(error, TimeoutError):
                 raise QueueFullError(
                     "Other requests take the memory for preparing inputs (decoding.total_memory_bytes); try again.",

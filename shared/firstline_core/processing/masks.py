@@ -137,12 +137,12 @@ def class_table(maps: Sequence[ClassMap], labels: int) -> NDArray[np.int64] | No
 def to_labels(classes: Array, table: NDArray[np.int64] | None, labels: int, what: str) -> Array:
     """Returns the labels of a map of classes, `IGNORED` for none."""
     least, most = int(classes.min(initial=0)), int(classes.max(initial=0))
+    count = labels if table is None else len(table)
+    if least < 0 or (most >= count and most != IGNORED):
+        declared = f"the bundle has {labels} labels" if table is None else f"class_map has {count}"
+        raise InferenceError(f"{what} gave classes from {least} to {most}, but {declared}.")
     if table is None:
-        if least < 0 or (most >= labels and most != IGNORED):
-            raise InferenceError(f"{what} gave classes from {least} to {most}, but the bundle has {labels} labels.")
         return classes
-    if least < 0 or (most >= len(table) and most != IGNORED):
-        raise InferenceError(f"{what} gave classes from {least} to {most}, but class_map has {len(table)}.")
     lookup = np.full(max(IGNORED + 1, len(table)), IGNORED, np.int64)
     lookup[: len(table)] = np.where(table < 0, IGNORED, table)
     return lookup[classes]
