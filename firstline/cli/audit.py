@@ -17,10 +17,10 @@ from firstline_core.storage.structs import fault_of
 from firstline_core.telemetry.wording import counted
 
 if TYPE_CHECKING:
-    from firstline_core.fleet.audit_log import Head
+    from firstline.fleet.audit_export import check_key, head_of, time_of, verify_export, write_export
+    from firstline_core.fleet.audit_log import Head, verify_log
 
 _HEAD_BYTES = 64 * 1024
-
 
 app = command_group("Show and verify the audit log of fleet decisions.")
 
@@ -53,9 +53,6 @@ def verify(
         keep: Save the current head to this file, for the next verification.
         public_key: Public key of the gateway's log, which must have signed it.
     """
-    from firstline.fleet.audit_export import check_key
-    from firstline_core.fleet.audit_log import verify_log
-
     saved = _read(head) if head is not None else None
     if file is not None:
         if keep is not None:
@@ -69,7 +66,7 @@ def verify(
             typer.echo(
                 f"another key signs now than signed {head}: was the gateway's identity folder replaced?", err=True
             )
-        number, sha256 = verify_log(fleet.rollouts.audit_log(), [now, *([saved] if saved is not None else [])])
+        number, sha256 = verify_log(fleet.rollouts.audit_log(), list(filter(None, [now, saved])))
     if keep is not None:
         with naming(keep, "written"):
             keep.write_bytes(msgspec.json.encode(now))
@@ -94,8 +91,6 @@ def export(
         form: Format of the file.
         file: File to write; default: audit-log.FORMAT.
     """
-    from firstline.fleet.audit_export import head_of, time_of, write_export
-
     target, since_s = file or Path(f"audit-log.{form}"), time_of(since)
     with gateway.fleet() as fleet:
         head, entries = fleet.rollouts.export(since_s)
@@ -104,8 +99,6 @@ def export(
 
 
 def _of_export(file: Path, saved: Head | None, public_key: str) -> Report:
-    from firstline.fleet.audit_export import check_key, head_of, verify_export
-
     with naming(file):
         file.stat()
     if not head_of(file).exists():
@@ -127,8 +120,6 @@ def _of_export(file: Path, saved: Head | None, public_key: str) -> Report:
 
 
 def _read(file: Path) -> Head:
-    from firstline_core.fleet.audit_log import Head
-
     with naming(file):
         content = read_limited(file, _HEAD_BYTES)
     try:

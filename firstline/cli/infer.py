@@ -15,7 +15,7 @@ import msgspec
 import typer
 
 from firstline.cli.command import EXIT_FAILED, command, command_group
-from firstline.cli.options import GatewayOptions, is_there, require_bundle
+from firstline.cli.options import GatewayOptions, require_bundle
 from firstline.cli.output import Output, OutputOption, progress, say
 from firstline_core.errors import (
     ConfigError,
@@ -94,15 +94,15 @@ def infer_command(
             f"{shlex.quote(str(places[0]))} {shlex.quote(model)}."
         )
     files = files_of(places)
-    drawn = _drawn(files.values())
+    pictures = _picture_names(files.values())
     failed = 0
     with _opened(model, tier, Route(route)) as infer, progress("Inferring") as bar:
         for done, (file, name) in enumerate(files.items()):
             try:
                 body = _read(file)
-                answer, picture_on = infer(body)
+                answer, draw_on = infer(body)
                 if draw is not None:
-                    _save(picture_on(decode(body, Decode(), str(file))), draw, drawn[name])
+                    _save(draw_on(decode(body, Decode(), str(file))), draw, pictures[name])
             except _STOPS:
                 raise
             except (RequestError, InferenceError) as error:
@@ -123,10 +123,10 @@ def _opened(model: str, tier: TierOptions, route: Route) -> Iterator[Infer]:
         environment = (os.environ.get("FIRSTLINE_KEY_FILE", ""), os.environ.get("FIRSTLINE_CA", ""))
         if (tier.key_file, str(tier.ca_file or "")) != environment:  # so a flag was given
             raise ConfigError("--key-file and --ca go with --url.")
-        if not is_there(Path(model)):
-            end = did_you_mean_file(Path(model), _NAME_A_BUNDLE)
-            raise ConfigError(f"There is no folder {model[:200]!a}{end}")
-        bundle = open_bundle(require_bundle(Path(model)))
+        folder = Path(model)
+        if not folder.exists():
+            raise ConfigError(f"There is no folder {model[:200]!a}{did_you_mean_file(folder, _NAME_A_BUNDLE)}")
+        bundle = open_bundle(require_bundle(folder))
         with open_models(bundle) as models:
 
             def infer_here(body: bytes) -> Answer:
@@ -139,17 +139,17 @@ def _opened(model: str, tier: TierOptions, route: Route) -> Iterator[Infer]:
 
         def infer_there(body: bytes) -> Answer:
             document = client.infer_document(model, body, route=route)
-            return document, lambda image: _drawn_from(document, tier.url, image)
+            return document, lambda image: _draw_answer(document, tier.url, image)
 
         yield infer_there
 
 
-def _drawn_from(document: Mapping[str, Any], url: str, image: Image.Image) -> Image.Image:
+def _draw_answer(document: Mapping[str, Any], url: str, image: Image.Image) -> Image.Image:
     found = prediction_from(document, url)
     return found.draw(image) if isinstance(found, Detections | Segmentation) else caption(image, _said(document))
 
 
-def _drawn(names: Collection[Path]) -> dict[Path, Path]:
+def _picture_names(names: Collection[Path]) -> dict[Path, Path]:
     """Returns different names of the pictures of files: PNG, with their own suffix only if they need it."""
     short, long = ({name: name.with_suffix(".png") for name in names}, {name: Path(f"{name}.png") for name in names})
     counts = Counter(short.values()) + Counter(long.values())

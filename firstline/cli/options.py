@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import os.path
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
@@ -42,8 +41,6 @@ GATEWAY = "FIRSTLINE_GATEWAY"
 # The longest that a gateway may stay silent; files travel to and from its registry.
 _TIMEOUT_S, _REGISTRY_TIMEOUT_S = 30.0, 60.0
 _DIGITS = re.compile("[0-9]")
-_WHAT = "the API key"
-_CONTEXT = "The context's key file"
 _KEY, _KEY_FILE, _CA = "FIRSTLINE_TOKEN", "FIRSTLINE_KEY_FILE", "FIRSTLINE_CA"
 
 BundleArgument = Annotated[Path, typer.Argument(metavar="BUNDLE", help="Folder of the bundle.", show_default=False)]
@@ -58,6 +55,13 @@ PortOption = Annotated[
     int, typer.Option(min=0, max=65535, help="Port of the tier that answers; 0 lets the system choose.")
 ]
 ThreadsOption = Annotated[int, typer.Option(min=0, help="Threads for each model; 0 uses the runtime's default.")]
+
+
+class _ApiKey(NamedTuple):
+    """An API key, and where it is from; both are "" without one."""
+
+    text: str = ""
+    source: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,16 +84,12 @@ class GatewayOptions:
         named = os.environ.get(GATEWAY, "")
         return bool(self.url) and (not named or same_gateway(self.url, named))
 
-    def _given(self, value: str, variable: str) -> str:
-        """Returns a flag's value; "" with a warning for one of the environment that is not for this gateway."""
-        if not value or self._usable(value, variable):
+    def _own(self, value: str, variable: str) -> str:
+        """Returns an option's value; "" with a warning for one of the environment that is not for this gateway."""
+        if not value or value != os.environ.get(variable, "") or self._own_environment:
             return value
         warn(f"{variable} is not used, because it goes only to the gateway that {GATEWAY} names.")
         return ""
-
-    def _usable(self, value: str, variable: str) -> bool:
-        """Whether a flag's value is one for this gateway."""
-        return bool(value) and (value != os.environ.get(variable, "") or self._own_environment)
 
     @property
     def _context(self) -> Context:
@@ -118,38 +118,39 @@ class GatewayOptions:
     @property
     def found_ca(self) -> Path | None:
         """The CA certificate; None for those that this system trusts."""
-        ca = self._given(str(self.ca_file or ""), _CA) or self._context.ca
+        ca = self._own(str(self.ca_file or ""), _CA) or self._context.ca
         return Path(ca) if ca else None
 
-    def found_key(self) -> str:
-        """Returns the API key, which is not a command-line argument because other users could read it; "" for none.
+    def _found_key(self) -> _ApiKey:
+        """Returns the API key, which is not a command-line argument because other users could read it.
 
         A key of the environment goes only to the gateway that the environment names, or that the flag names if the
         environment names none: that of a context has the context's key.
 
         Raises:
-            ConfigError: its file cannot be read.
+            ConfigError: its file cannot be read, or no header can carry it.
         """
         from firstline.client.connection import check_token
 
-        self._given(self.key_file, _KEY_FILE)
-        source, file = self._key_source
-        if source == _CONTEXT:
-            key = self._context.key()
+        if file := self._own(self.key_file, _KEY_FILE):
+            option = _KEY_FILE if file == os.environ.get(_KEY_FILE) else "--key-file"
+            found = _ApiKey(read_secret(file, option, "the API key"), f"{option} {file}")
+        elif self._own_environment and (text := os.environ.get(_KEY, "").strip()):
+            found = _ApiKey(text, _KEY)
+        elif file := self._context.key_file:
+            found = _ApiKey(self._context.key(), f"The context's key file {file}")
         else:
-            key = os.environ[_KEY].strip() if source == _KEY else read_secret(file, source, _WHAT)
-        if key:
-            check_token(key, " ".join(filter(None, (source, file))))
-        return key
+            return _ApiKey()
+        check_token(*found)
+        return found
 
-    @property
-    def _key_source(self) -> tuple[str, str]:
-        """The source of the API key, and the file that holds it; "" for none."""
-        if self._usable(self.key_file, _KEY_FILE):
-            return _KEY_FILE if self.key_file == os.environ.get(_KEY_FILE) else "--key-file", self.key_file
-        if self._own_environment and os.environ.get(_KEY):
-            return _KEY, ""
-        return (_CONTEXT, file) if (file := self._context.key_file) else ("", "")
+    def _required_key(self) -> _ApiKey:
+        if not (key := self._found_key()).text:
+            raise ConfigError(
+                f"No API key is given; name its file with --key-file or in a context. {_KEY_FILE} and {_KEY} count "
+                f"only with --gateway or {GATEWAY}."
+            )
+        return key
 
     def required_key(self) -> str:
         """Returns the API key.
@@ -157,27 +158,17 @@ class GatewayOptions:
         Raises:
             ConfigError: there is none.
         """
-        if not (key := self.found_key()):
-            raise ConfigError(
-                f"No API key is given; name its file with --key-file or in a context. {_KEY_FILE} and {_KEY} count "
-                f"only with --gateway or {GATEWAY}."
-            )
-        return key
+        return self._required_key().text
 
     @contextmanager
-    def _naming_sources(self, key: str) -> Iterator[None]:
-        """Adds where the key or the authority is from to the error about one that does not fit the gateway.
-
-        Args:
-            key: that is sent; "" for none.
-        """
+    def _naming_sources(self, key: _ApiKey) -> Iterator[None]:
+        """Adds where the key or the authority is from to the error about one that does not fit the gateway."""
         try:
             yield
         except (UnauthorizedError, ForbiddenError) as error:
-            if not key:
+            if not key.text:
                 raise type(error)(f"{self.found_url} needs {_token_wanted(error.message)}") from error
-            source = " ".join(filter(None, self._key_source))
-            raise type(error)(f"{source}: {self.found_url} answers: {error.message}") from error
+            raise type(error)(f"{key.source}: {self.found_url} answers: {error.message}") from error
         except UnknownModelError as error:
             raise UnknownModelError(f"{self.found_url} answers: {error.message}") from error
         except LinkDownError as error:
@@ -189,8 +180,8 @@ class GatewayOptions:
     def _api(self, timeout_s: float) -> Iterator[Fleet]:
         from firstline.fleet.client import open_fleet
 
-        url, key = self.required_url(), self.required_key()
-        with self._naming_sources(key), open_fleet(url, key, self.found_ca, timeout_s) as fleet:
+        url, key = self.required_url(), self._required_key()
+        with self._naming_sources(key), open_fleet(url, key.text, self.found_ca, timeout_s) as fleet:
             yield fleet
 
     @contextmanager
@@ -231,8 +222,8 @@ class GatewayOptions:
         """
         from firstline.client.sync_client import Client
 
-        url, key = self.required_url(), self.found_key()
-        with self._naming_sources(key), Client(url, token=key or None, ca_file=self.found_ca) as client:
+        url, key = self.required_url(), self._found_key()
+        with self._naming_sources(key), Client(url, token=key.text, ca_file=self.found_ca) as client:
             yield client
 
 
@@ -354,11 +345,6 @@ class RootKeys(SigningKeys):
         return self._open(self.root_key or ())
 
 
-def is_there(path: Path) -> bool:
-    """Whether something lies there that can be seen. `Path.exists` raises where no such name is possible."""
-    return os.path.exists(path)  # noqa: PTH110
-
-
 def is_name(text: str) -> bool:
     """Whether the text is a valid name of a bundle, a device or a machine."""
     import msgspec
@@ -390,14 +376,14 @@ def require_bundle(path: Path) -> Path:
     """
     from firstline_core.bundle.manifest import MANIFEST_NAME
 
-    if os.path.isfile(path):  # noqa: PTH113 (as `is_there`)
+    if path.is_file():
         raise ConfigError(
             f"{str(path)[:200]} is a file, not the folder of a bundle; make one of a model: firstline pair --edge "
             "MODEL --data DATA."
         )
-    if not is_there(path):
+    if not path.exists():
         raise ConfigError(f"{str(path)[:200]} is not a bundle: there is no such folder{did_you_mean_file(path)}")
-    if not os.path.isfile(path / MANIFEST_NAME):  # noqa: PTH113 (as `is_there`)
+    if not (path / MANIFEST_NAME).is_file():
         raise ConfigError(
             f"{str(path)[:200]} is not a bundle: it has no {MANIFEST_NAME}; make one: firstline bundle create."
         )

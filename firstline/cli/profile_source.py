@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import os.path
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -16,7 +15,7 @@ from msgspec.structs import replace
 
 from firstline.cli.command import Report
 from firstline.cli.interrupt import EXIT_INTERRUPTED, pause
-from firstline.cli.options import GatewayOptions, is_name, is_there
+from firstline.cli.options import GatewayOptions, is_name
 from firstline.cli.output import progress, say
 from firstline_core.bundle.manifest import MANIFEST_NAME
 from firstline_core.bundle.store import manifest_in
@@ -62,7 +61,7 @@ def load_profile(name: str, gateway: GatewayOptions) -> Profile:
     """
     file = Path(name)
     parts = name.split("/")
-    if (is_there(file) and not file.is_dir()) or file.suffix == ".json":
+    if (file.exists() and not file.is_dir()) or file.suffix == ".json":
         return profile_in(file)
     if len(parts) != 3 or not all(map(is_name, parts)) or not _is_version(parts[1]):
         raise ConfigError(
@@ -110,7 +109,7 @@ def bundle_named(bundle: Path) -> Named:
     Raises:
         ConfigError: the folder's manifest cannot be read, or no bundle can have that name.
     """
-    if not os.path.exists(bundle / MANIFEST_NAME):  # noqa: PTH110 (`exists` raises where no such name is possible)
+    if not (bundle / MANIFEST_NAME).exists():
         if not is_name(str(bundle)):
             raise ConfigError(
                 f"{str(bundle)[:200]!a} is neither a bundle's folder nor the name of a bundle; name one of them."

@@ -196,8 +196,7 @@ def read_infer(response: httpx.Response) -> InferResponse:
 
 def as_job(call: Call[Any]) -> Call[str]:
     """Returns the same request as a job, whose answer is fetched later (RFC 7240)."""
-    headers = {**(call.headers or {}), "Prefer": "respond-async"}
-    return Call(call.method, call.path, read_job, call.content, headers, call.params)
+    return replace(call, read=read_job, headers={**(call.headers or {}), "Prefer": "respond-async"})
 
 
 def read_job(response: httpx.Response) -> str:
@@ -280,18 +279,17 @@ def _content(file: str | Path | bytes) -> bytes:
         raise InvalidTensorError(f"{file!s} {unreadable(error)}{advice}") from error
 
 
-def infer_document(
-    model: str, file: str | Path | bytes, options: FileOptions, *, client_id: str = ""
-) -> Call[dict[str, Any]]:
+def infer_document(model: str, file: str | Path | bytes, options: FileOptions) -> Call[dict[str, Any]]:
     """Returns the request of `infer_file`, whose answer is read as the server's JSON: a model of any task."""
-    call = infer_file(model, file, options, client_id=client_id)
+    sent_id = new_request_id()
+    call: Call[Any] = infer_file(model, file, options, client_id=sent_id)
 
     def read(response: httpx.Response) -> dict[str, Any]:
         document = _json(response)
-        check_id(document.pop("id", None), (call.params or {})["id"], str(response.url))
+        check_id(document.pop("id", None), sent_id, str(response.url))
         return document
 
-    return Call(call.method, call.path, read, call.content, call.headers, call.params)
+    return replace(call, read=read)
 
 
 def read_prediction(response: httpx.Response, sent_id: str = "") -> Prediction:
@@ -536,5 +534,4 @@ def _current_span() -> dict[str, str]:
 
 def with_current_trace(options: Options) -> Options:
     """Returns the options with the current trace, for calls from other threads."""
-    headers = trace_headers(options.get("traceparent"), options.get("tracestate"))
-    return {**options, **headers}  # type: ignore[typeddict-item]  # the headers have the options' names
+    return {**options, **_traced(options)}  # type: ignore[typeddict-item]  # the headers have the options' names

@@ -87,7 +87,7 @@ def moment(wall_s: float | None) -> str:
     return "-" if wall_s is None else utc_time(wall_s).strftime("%Y-%m-%d %H:%M:%S")
 
 
-def utc(iso: str | None) -> str:
+def iso_moment(iso: str | None) -> str:
     """Returns the gateway's text of a time in the form of `moment`; "-" for none."""
     return iso.removesuffix("+00:00").replace("T", " ") if iso else "-"
 

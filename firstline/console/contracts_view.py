@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from firstline.console.cells import Cell, Column, Row, Tone, contract_page, device_page, rows, utc
+from firstline.console.cells import Cell, Column, Row, Tone, contract_page, device_page, iso_moment, rows
 from firstline.console.overview_view import AUDIT_RESULTS
 from firstline_core.fleet.rest import AuditResult, ContractState, ContractStates, Contribution, DeviceAlarm
 from firstline_core.telemetry.wording import counted
@@ -85,8 +85,8 @@ def _advice(one: ContractState) -> list[str]:
     missing = one.audits_needed - one.audits
     if one.state is AuditResult.ALARMED:
         return [
-            f"The alarm was raised on {utc(one.alarmed_since)} UTC. Devices accept only what their latest audits "
-            "still support, and send the rest to the full model.",
+            f"The alarm was raised on {iso_moment(one.alarmed_since)} UTC. Devices accept only what their latest "
+            "audits still support, and send the rest to the full model.",
             "Look at the devices with the most disagreements. If a few have most of them, check their lens, light or "
             "sensor.",
             "If the inputs have changed, certify the bundle again with current data and roll the new version out. If "
@@ -120,7 +120,7 @@ def figures(one: ContractState) -> list[tuple[str, str]]:
         ("Audits", f"{one.audits:,}"),
         ("Evidence against it", f"{one.e_value:.3g} of {1 / one.level:.3g}"),
         ("Devices", str(one.devices)),
-        ("Latest audit (UTC)", utc(one.last_audit)),
+        ("Latest audit (UTC)", iso_moment(one.last_audit)),
     ]
 
 
@@ -129,14 +129,18 @@ CONTRIBUTIONS: tuple[Column[Contribution], ...] = (
     Column("audits", "Audits", lambda one: str(one.audits), number=True),
     Column("disagreements", "Disagreements", lambda one: str(one.disagreements), number=True),
     Column("share", "Share", lambda one: _percent(one.disagreements / one.audits if one.audits else None), number=True),
-    Column("last", "Latest audit (UTC)", lambda one: utc(one.last_audit)),
+    Column("last", "Latest audit (UTC)", lambda one: iso_moment(one.last_audit)),
 )
 ALARMS: tuple[Column[DeviceAlarm], ...] = (
     Column("device", "Device", lambda one: Cell(one.device, device_page(one.device))),
     Column("version", "Version", lambda one: Cell(f"{one.bundle} {one.version}", contract_page(one.bundle))),
     Column("event", "Broken promise", lambda one: one.event or "all rows"),
-    Column("since", "Alarm since (UTC)", lambda one: Cell(utc(one.since), tone=Tone.PLAIN if one.ended else Tone.BAD)),
-    Column("ended", "Ended (UTC)", lambda one: utc(one.ended)),
+    Column(
+        "since",
+        "Alarm since (UTC)",
+        lambda one: Cell(iso_moment(one.since), tone=Tone.PLAIN if one.ended else Tone.BAD),
+    ),
+    Column("ended", "Ended (UTC)", lambda one: iso_moment(one.ended)),
 )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 from typing import NamedTuple
 
 from firstline.console import rollouts_view
@@ -24,7 +23,6 @@ from firstline_core.fleet.rest import (
     ASLEEP_AFTER_S,
     LATE_AFTER_S,
     AuditResult,
-    ContractState,
     ContractStates,
     FleetOverview,
     Outbox,
@@ -76,20 +74,17 @@ class OverviewData(NamedTuple):
 
 
 def device_tiles(fleet: FleetOverview) -> list[Tile]:
-    """Returns the number of devices by presence; a number of 0 has no tone."""
-    found = [
-        Tile(
-            _explained(presence, label),
-            count,
-            tone if count else Tone.PLAIN,
-            address("/devices", presence=presence.value),
-        )
+    """Returns the number of devices by presence."""
+    tiles = [
+        _tile(_explained(presence, label), fleet.devices.get(presence, 0), tone, "/devices", presence=presence.value)
         for presence, (label, tone) in PRESENCES.items()
-        for count in (fleet.devices.get(presence, 0),)
     ]
-    waiting = fleet.unaccepted
-    found.append(Tile("Not accepted", waiting, Tone.BUSY if waiting else Tone.PLAIN, "/devices?accepted=false"))
-    return found
+    return [*tiles, _tile("Not accepted", fleet.unaccepted, Tone.BUSY, "/devices", accepted="false")]
+
+
+def _tile(label: str, number: int, tone: Tone, path: str, **query: str) -> Tile:
+    """Returns a tile that links to an address; a number of 0 has no tone."""
+    return Tile(label, number, tone if number else Tone.PLAIN, address(path, **query))
 
 
 def _explained(presence: Presence, label: str) -> str:
@@ -99,10 +94,9 @@ def _explained(presence: Presence, label: str) -> str:
 
 def contract_tiles(contracts: ContractStates) -> list[Tile]:
     """Returns the number of promises of served bundles by what their audits show."""
-    served = [one for one in (*contracts.contracts, *contracts.unaudited) if one.served]
-    counts = Counter(one.state for one in served)
+    counts = Counter(one.state for one in (*contracts.contracts, *contracts.unaudited) if one.served)
     return [
-        Tile(label, counts[state], tone if counts[state] else Tone.PLAIN, address("/contracts", state=state.value))
+        _tile(label, counts[state], tone, "/contracts", state=state.value)
         for state, (label, tone) in AUDIT_RESULTS.items()
     ]
 
@@ -113,7 +107,8 @@ def attention(data: OverviewData) -> list[Attention]:
     late = fleet.devices.get(Presence.LATE, 0)
     found = [
         Attention(Tone.BAD, f"{one.bundle} {one.version} breaks its promise: {one.finding}.", contract_page(one.bundle))
-        for one in _alarmed(data.contracts.contracts)
+        for one in data.contracts.contracts
+        if one.state is AuditResult.ALARMED
     ]
     found += _device_alarms(data.contracts)
     found += [
@@ -161,10 +156,6 @@ def _device_alarms(contracts: ContractStates) -> list[Attention]:
         more = Attention(Tone.BAD, f"{counted(missing, 'further alarm')} of single devices.", "/contracts")
         return [*found[:_SHOWN], more]
     return found
-
-
-def _alarmed(contracts: Iterable[ContractState]) -> list[ContractState]:
-    return [one for one in contracts if one.state is AuditResult.ALARMED]
 
 
 class TagRow(NamedTuple):

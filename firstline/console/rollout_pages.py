@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 
 from nicegui import ui
 
@@ -21,7 +20,6 @@ from firstline_core.fleet.rollout import Look, RolloutDevice, RolloutPage, Rollo
 
 ROWS = 50
 """Maximum number of rollouts on a page."""
-_ENTRIES = 10_000  # of a rollout's audit log; later entries are not shown
 _COMMANDS = ("approve", "start", "pause", "resume", "promote", "retry", "abort", "rollback")
 _GRAVE = frozenset({"abort", "rollback"})
 _DECISIONS = frozenset({"approve", "promote"})
@@ -91,9 +89,8 @@ def add_pages(watch: Watch) -> None:
 
 
 def _evidence(summary: RolloutSummary, fleet: Fleet) -> _Evidence:
-    entries = islice(fleet.rollouts.audit_log(f"rollout:{summary.id}"), _ENTRIES)
-    looks, failed = fleet.rollouts.looks(summary.id), fleet.rollouts.failed(summary)
-    return _Evidence(looks, tuple(entries)[-view.LOOKS :], failed)
+    decisions = fleet.rollouts.audit_page(subject=f"rollout:{summary.id}", limit=view.LOOKS).entries
+    return _Evidence(fleet.rollouts.looks(summary.id), decisions, fleet.rollouts.failed(summary))
 
 
 class _Progress:
@@ -111,7 +108,7 @@ class _Progress:
         self._sentence.set_text(rollout.sentence)
         done, total = view.progress(rollout)
         self._progress.props["max"], self._progress.props["value"] = max(1, total), done
-        self._counts.set_text(f"Devices: {view.counted(rollout)}.")
+        self._counts.set_text(f"Devices: {view.device_counts(rollout)}.")
 
 
 class _EvidenceTables:

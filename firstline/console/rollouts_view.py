@@ -54,7 +54,7 @@ def state(rollout: RolloutSummary) -> Cell:
     return Cell(f"{words}: {rollout.phase}" if rollout.phase else words, tone=_TONES.get(rollout.state, Tone.PLAIN))
 
 
-def counted(rollout: RolloutSummary) -> str:
+def device_counts(rollout: RolloutSummary) -> str:
     """Returns the number of devices by state, in words."""
     states = [f"{count} {name.replace('_', ' ')}" for name, count in rollout.devices.items()]
     control = [f"{rollout.control} in the control group"] if rollout.control else []
@@ -143,7 +143,7 @@ ROLLOUTS: tuple[Column[RolloutSummary], ...] = (
     Column("rollout", "Rollout", lambda rollout: Cell(title(rollout), rollout_page(rollout.id))),
     Column("state", "State", state),
     Column("stage", "Stage", _stage),
-    Column("devices", "Devices", counted),
+    Column("devices", "Devices", device_counts),
     Column("created", "Created (UTC)", lambda rollout: moment(rollout.created_s)),
     Column("by", "By", lambda rollout: rollout.created_by),
 )
@@ -216,5 +216,5 @@ def finding_rows(look: Look | None) -> list[Row]:
 
 
 def decision_rows(entries: Sequence[Entry]) -> list[Row]:
-    """Returns the latest decisions, newest first."""
-    return rows(DECISIONS, reversed(entries[-LOOKS:]), lambda entry: str(entry.number))
+    """Returns decisions in the given order."""
+    return rows(DECISIONS, entries, lambda entry: str(entry.number))

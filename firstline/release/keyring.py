@@ -187,8 +187,7 @@ class Keyring:
         Returns:
             The new key's file.
         """
-        root = roles.next_root(self.root(), now_s)
-        self._no_draft()
+        root = self._next_root(now_s)
         signer, file = write_key(self.folder, role, self._passphrase)
         roles.replace_key(root.signed, role, old, signer.public_key)
         self.sign(root, never=never)
@@ -206,8 +205,7 @@ class Keyring:
                 "The gateway offers the online key that the root names already, because it does not have this root; "
                 "`firstline keys publish` brings it there."
             )
-        root = roles.next_root(before, now_s)
-        self._no_draft()
+        root = self._next_root(now_s)
         new = roles.public_key(online)
         for role in roles.ONLINE:
             for keyid in list(root.signed.roles[role].keyids):
@@ -217,9 +215,7 @@ class Keyring:
 
     def renew_root(self, now_s: float) -> None:
         """Prolongs the root: the next root differs only in its expiry."""
-        root = roles.next_root(self.root(), now_s)
-        self._no_draft()
-        self.sign(root)
+        self.sign(self._next_root(now_s))
 
     def sign(self, root: Metadata[Root], *, never: str = "") -> dict[str, int]:
         """Signs a next root with every available root key; stores it as root if fully signed, else as draft.
@@ -254,11 +250,17 @@ class Keyring:
         """Returns the number of signatures that the draft lacks, by role; empty without a draft."""
         return roles.missing(self.open_draft(), self.root()) if self.draft.exists() else {}
 
-    def _no_draft(self) -> None:
+    def _next_root(self, now_s: float) -> Metadata[Root]:
+        """Returns the next root metadata, unsigned.
+
+        Raises:
+            ConfigError: the draft of another one lacks signatures.
+        """
         if self.draft.exists():
             raise ConfigError(
                 f"{self.draft} lacks signatures; give it those (`firstline keys sign`), or remove it, before the next."
             )
+        return roles.next_root(self.root(), now_s)
 
     def _read(self, path: Path) -> bytes:
         with naming(f"The keys' folder {self.folder} cannot be used: {path}"):

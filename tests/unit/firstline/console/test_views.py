@@ -212,7 +212,7 @@ def test_evidence_has_the_numbers_and_the_rule_of_the_gateway() -> None:
 
 def test_decisions_have_an_actor_or_a_rule() -> None:
     details = {"stage": 0, "devices": 4, "control": 6}
-    entries = [
+    entries = [  # newest last
         Entry(1, 1.7e9, "application:ops", "rollout.create", "rollout:r1", '{"bundle": "digits"}', "0" * 64),
         Entry(2, 1.7e9, "rule:order", "rollout.stage", "rollout:r1", msgspec.json.encode(details).decode(), "0" * 64),
         Entry(3, 1.7e9, "rule:latency", "rollout.abort", "rollout:r1", '{"sentence": "Worse."}', "0" * 64),
@@ -221,7 +221,7 @@ def test_decisions_have_an_actor_or_a_rule() -> None:
         4, 1.7e9, "rule:contract", "contract.device_alarm", "device:a", '{"model": "d", "event": ""}', "0" * 64
     )
     assert rollouts_view.decision_text(alarm) == "model: d"
-    rows = rollouts_view.decision_rows(entries)
+    rows = rollouts_view.decision_rows(entries[::-1])
     assert [row["details"].text for row in rows] == ["Worse.", "stage 1, 4 devices, 6 control", "-"]
     assert rows[0]["who"].text == "rule:latency" and rows[0]["action"].text == "abort"
 
