@@ -20,12 +20,7 @@ AliasArgument = Annotated[str, typer.Argument(metavar="ALIAS", help="For example
 
 
 @command(app, "set", example="firstline alias set digits champion 2")
-def set_alias(
-    model: ModelArgument,
-    alias: AliasArgument,
-    version: VersionArgument,
-    gateway: GatewayOptions,
-) -> Report:
+def set_alias(model: ModelArgument, alias: AliasArgument, version: VersionArgument, gateway: GatewayOptions) -> Report:
     """Point an alias to a version."""
     with gateway.registry(model) as registry:
         return _alias_report(registry.set_alias(model, alias, version))

@@ -76,20 +76,18 @@ class ModelFlags:
         """
         if self.name is None or self.labels is None:
             raise ConfigError(f"A bundle needs {'--name' if self.name is None else '--labels'} (or a --recipe).")
-        return BundleSpec(
-            name=self.name,
-            version=1,
-            labels=read_labels(self.labels, self.labels_skip or 0),
-            edge=tuple(self._model(*_named(argument)) for argument in self.edge or ()),
-            full=self._model(self.full) if self.full is not None else None,
-        )
-
-    def _model(self, file: Path, model_id: str = "") -> ModelSpec:
+        labels = read_labels(self.labels, self.labels_skip or 0)
         with _naming_flag("--preprocess"):
             before = parse_preprocess(self.preprocess or "")
         with _naming_flag("--postprocess"):
             after = parse_postprocess(self.postprocess or "")
-        return ModelSpec(file=file, id=model_id, preprocess=before, postprocess=after)
+
+        def model(file: Path, model_id: str = "") -> ModelSpec:
+            return ModelSpec(file=file, id=model_id, preprocess=before, postprocess=after)
+
+        edge = tuple(model(*_named(argument)) for argument in self.edge or ())
+        full = model(self.full) if self.full is not None else None
+        return BundleSpec(name=self.name, version=1, labels=labels, edge=edge, full=full)
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -385,13 +385,10 @@ def _report(certification: Certification, written: str, rows_checked: dict[str, 
 
 def edge_sentence(result: CertificationResult, terms: Terms, *, graded: bool) -> str:
     """Returns what is proved of all accepted edge answers together."""
-    promise = terms.promise(graded=graded)
-    if result.threshold is None or result.risk_upper is None:
-        return (
-            f"Not certified on {result.n} rows that {promise}; escalate everything. Some threshold would have to "
-            f"accept at least {counted(result.n_needed, 'more row')} without a single error."
-        )
-    return _certified(result, promise, "their risk", percent(result.risk_upper))
+    needed = (
+        f"Some threshold would have to accept at least {counted(result.n_needed, 'more row')} without a single error."
+    )
+    return _threshold_sentence(result, terms.promise(graded=graded), needed, "their risk", percent)
 
 
 def other_contract_sentence(result: CertificationResult, terms: Terms, *, graded: bool) -> str:
@@ -404,18 +401,20 @@ def other_contract_sentence(result: CertificationResult, terms: Terms, *, graded
             f"{terms.promise(graded=graded)} for all of them together. {share}"
         )
     promise = promise_text("stream", terms.epsilon, terms.delta, graded=graded)
+    needed = f"At least {counted(result.n_needed, 'more row')} would be needed."
+    return _threshold_sentence(result, promise, needed, "the accuracy given up", points)
+
+
+def _threshold_sentence(
+    result: CertificationResult, promise: str, needed: str, bounded: str, in_words: Callable[[float], str]
+) -> str:
+    """Returns the threshold that keeps a promise, with the upper bound of what it bounds, or what a proof needs."""
     if result.threshold is None or result.risk_upper is None:
-        return (
-            f"Not certified on {result.n} rows that {promise}; escalate everything. At least "
-            f"{counted(result.n_needed, 'more row')} would be needed."
-        )
-    return _certified(result, promise, "the accuracy given up", points(result.risk_upper))
-
-
-def _certified(result: CertificationResult, promise: str, bounded: str, upper_bound: str) -> str:
+        return f"Not certified on {result.n} rows that {promise}; escalate everything. {needed}"
     return (
         f"Certified on {result.n} rows: {promise}, when an edge answer is accepted at a score of at least "
-        f"{result.threshold:.15g}. That accepts {percent(result.kept)}; the upper bound of {bounded} is {upper_bound}."
+        f"{result.threshold:.15g}. That accepts {percent(result.kept)}; the upper bound of {bounded} is "
+        f"{in_words(result.risk_upper)}."
     )
 
 

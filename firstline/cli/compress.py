@@ -116,10 +116,7 @@ class RuleOptions:
 def compress_command(
     bundle: BundleArgument,
     *,
-    data: Annotated[
-        Path,
-        typer.Option(help=f"Labelled data that no model was trained on. {DATA_HELP}"),
-    ],
+    data: Annotated[Path, typer.Option(help=f"Labelled data that no model was trained on. {DATA_HELP}")],
     reading: DataReading,
     of: str = "",
     for_: Annotated[str, typer.Option("--for", metavar="PROFILE")] = "",

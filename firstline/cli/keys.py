@@ -62,8 +62,7 @@ def _init_text(files: Sequence[Path], anchor: Path, *, published: bool) -> Itera
     yield from map(str, files)
     yield f"Devices are given {anchor}."
     typer.echo(
-        "Now move the root keys apart, off this machine; two of them exchange any key. The targets key stays.",
-        err=True,
+        "Now move the root keys apart, off this machine; two of them exchange any key. The targets key stays.", err=True
     )
     if not published:
         typer.echo("Nothing is published yet: `firstline keys publish --gateway URL`.", err=True)
@@ -99,34 +98,34 @@ def get(keys: KeysFolder, gateway: GatewayOptions) -> Report:
         with gateway.registry() as registry:
             remote = registry.status()
         local.published = {role.role: role.version for role in remote.roles}
+        online = {role.role: role for role in remote.roles if role.role in roles.ONLINE}
         for role in local.roles:
-            if role.role in roles.ONLINE:
-                role.version, role.expires_s = next(
-                    ((one.version, one.expires_s) for one in remote.roles if one.role == role.role), (0, 0.0)
-                )
+            if (signed := online.get(role.role)) is not None:
+                role.version, role.expires_s = signed.version, signed.expires_s
         local.warnings = list(dict.fromkeys([*remote.warnings, *local.warnings]))
     return Report(local, _status_text(local), exit_code=EXIT_FAILED if local.warnings else 0)
 
 
 def _local_status(keyring: Keyring) -> _Status:
+    """Returns what this machine knows; of the roles that a gateway signs for, version and expiry are 0."""
     root: Root = keyring.root().signed
     targets: Targets = keyring.targets().signed
-    files = keyring.files()
-    signed = {Root.type: root, Targets.type: targets}
-    status = _Status([], [], keyring.lacking(), None, [])
-    for name, role in root.roles.items():
-        metadata = signed.get(name)
-        expires_s = metadata.expires.timestamp() if metadata is not None else 0.0
-        version = metadata.version if metadata is not None else 0
-        status.roles.append(_Role(name, version, expires_s, role.threshold, role.keyids))
-        for keyid in role.keyids:
-            file = files.get(short(keyid))
-            status.keys.append(_Key(name, keyid, str(file) if file is not None else None))
-    expiries_s = {name: metadata.expires.timestamp() for name, metadata in signed.items()}
-    status.warnings += expiry_warnings(expiries_s, time.time()).values()
-    if status.lacking:
-        status.warnings.append(_missing_signatures(keyring))
-    return status
+    versions = {Root.type: root.version, Targets.type: targets.version}
+    expiries_s = {Root.type: root.expires.timestamp(), Targets.type: targets.expires.timestamp()}
+    files = {name: str(file) for name, file in keyring.files().items()}
+    warnings = [*expiry_warnings(expiries_s, time.time()).values()]
+    if lacking := keyring.lacking():
+        warnings.append(_missing_signatures(keyring))
+    return _Status(
+        [
+            _Role(name, versions.get(name, 0), expiries_s.get(name, 0.0), role.threshold, role.keyids)
+            for name, role in root.roles.items()
+        ],
+        [_Key(name, key, files.get(short(key))) for name, role in root.roles.items() for key in role.keyids],
+        lacking,
+        None,
+        warnings,
+    )
 
 
 def _status_text(status: _Status) -> Iterator[str | Table]:

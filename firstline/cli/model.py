@@ -90,8 +90,7 @@ def _unseen(manifest: Manifest) -> Iterator[str]:
 
 @command(app, "list", example="firstline model list")
 def list_bundles(
-    gateway: GatewayOptions,
-    model: Annotated[str, typer.Argument(metavar="[MODEL]", help="Only this model.")] = "",
+    gateway: GatewayOptions, model: Annotated[str, typer.Argument(metavar="[MODEL]", help="Only this model.")] = ""
 ) -> Report:
     """List the signed bundles, and the size of the registry's files."""
     with gateway.registry() as registry:
@@ -162,12 +161,7 @@ def pull(
 
 
 @command(app, "delete", example="firstline model delete digits 1")
-def delete(
-    model: ModelArgument,
-    version: VersionArgument,
-    keys: SigningKeys,
-    gateway: GatewayOptions,
-) -> Report:
+def delete(model: ModelArgument, version: VersionArgument, keys: SigningKeys, gateway: GatewayOptions) -> Report:
     """Withdraw the signature of a bundle: no further device installs it. Its files are deleted a day later."""
     keyring = keys.keyring()
     with gateway.registry(model) as registry:

@@ -220,9 +220,7 @@ def push(
 
 @command(app, "list", example="firstline profile list digits")
 def list_profiles(
-    gateway: GatewayOptions,
-    bundle: Annotated[str, typer.Argument(metavar="[BUNDLE]")] = "",
-    machine: str = "",
+    gateway: GatewayOptions, bundle: Annotated[str, typer.Argument(metavar="[BUNDLE]")] = "", machine: str = ""
 ) -> Report:
     """List the profiles on the gateway.
 

@@ -122,12 +122,7 @@ def bundle_named(bundle: Path) -> Named:
 
 
 def profile_on(
-    device: str,
-    request: NewProfileRequest,
-    gateway: GatewayOptions,
-    *,
-    wait: bool,
-    accuracy: Mapping[Sha256, float],
+    device: str, request: NewProfileRequest, gateway: GatewayOptions, *, wait: bool, accuracy: Mapping[Sha256, float]
 ) -> Report:
     """Requests a profile from a device, and waits for it."""
     with gateway.fleet() as fleet:

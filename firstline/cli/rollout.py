@@ -140,12 +140,7 @@ def _seconds(text: str) -> float:
 
 
 @command(app, "plan", example="firstline rollout plan digits 3 --stages 1,10,100 --soak 8h")
-def plan(
-    bundle: BundleArgument,
-    version: VersionArgument,
-    options: RolloutOptions,
-    gateway: GatewayOptions,
-) -> Report:
+def plan(bundle: BundleArgument, version: VersionArgument, options: RolloutOptions, gateway: GatewayOptions) -> Report:
     """Show what a rollout would do, without starting it."""
     definition, size_bytes = options.definition(bundle, version, gateway)
     with gateway.fleet() as fleet:
@@ -197,10 +192,7 @@ def list_rollouts(
 
 
 @command(app, "get", example="firstline rollout get 01a206a7-da17-7214-88d4-6df427d34c0a")
-def get(
-    rollout: IdArgument,
-    gateway: GatewayOptions,
-) -> Report:
+def get(rollout: IdArgument, gateway: GatewayOptions) -> Report:
     """Show a rollout's state and evaluations."""
     with gateway.fleet() as fleet:
         return _report(fleet.rollouts, fleet.rollouts.get(rollout))

@@ -16,12 +16,7 @@ app = command_group()
 
 
 @command(app, "run", example="firstline run pair/bundle")
-def run_command(
-    path: BundleArgument,
-    *,
-    port: PortOption = 0,
-    output: OutputOption = Output.TEXT,
-) -> None:
+def run_command(path: BundleArgument, *, port: PortOption = 0, output: OutputOption = Output.TEXT) -> None:
     """Serve a bundle on this machine: an agent and a gateway, or one of them if the bundle has one model.
 
     Prints the addresses and a curl command, and serves until SIGINT (Ctrl-C) or SIGTERM, which ends both tiers and

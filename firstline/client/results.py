@@ -343,11 +343,7 @@ def prediction_from(document: Mapping[str, Any], source: str, sent_id: str = "")
     if sent_id:
         check_id(document.get("id"), sent_id, source)
     try:
-        common = {
-            "model": document["model"],
-            "version": document["version"],
-            "answer": answers.from_dict(document),
-        }
+        common = {"model": document["model"], "version": document["version"], "answer": answers.from_dict(document)}
         if "results" in document:
             return Rows(**common, rows=tuple(_read(row, common) for row in document["results"]))
         return _read(document, common)

@@ -159,12 +159,7 @@ class Client(BaseClient[httpx.Client]):
         """Deletes a job and its answer from the gateway; a job that has not begun is not run."""
         return self._send(calls.forget(job_id))
 
-    def infer_file(
-        self,
-        model: str,
-        file: str | Path | bytes,
-        **options: Unpack[FileOptions],
-    ) -> Prediction:
+    def infer_file(self, model: str, file: str | Path | bytes, **options: Unpack[FileOptions]) -> Prediction:
         """Runs the model on one file.
 
         Args:

@@ -301,10 +301,7 @@ HARDWARE: tuple[Column[tuple[int, tuple[str, str]]], ...] = (
 )
 
 
-_PROFILING_TONES = {
-    ProfilingState.DONE: Tone.GOOD,
-    ProfilingState.REFUSED: Tone.BAD,
-}
+_PROFILING_TONES = {ProfilingState.DONE: Tone.GOOD, ProfilingState.REFUSED: Tone.BAD}
 
 
 PROFILES: tuple[Column[ProfileEntry], ...] = (

@@ -11,7 +11,8 @@ from firstline.console.cells import Cell, rollout_page
 from firstline.console.dialogs import carry_out
 from firstline.console.page import Facts, Frame, Redrawn, button, card, empty, may, own_devices, text
 from firstline.console.polling import Watch
-from firstline_core.errors import FirstlineError, RequestError
+from firstline.fleet.client import Fleet
+from firstline_core.errors import RequestError
 from firstline_core.fleet.registry import BundleEntry
 from firstline_core.fleet.rollout import Plan, RolloutSummary
 
@@ -54,6 +55,11 @@ class _Form:
         self._plan = Redrawn(_show)
 
     def _definition(self) -> dict[str, Any]:
+        """Returns the definition of the rollout.
+
+        Raises:
+            RequestError: a field is not a number.
+        """
         entry = self._bundles[self._bundle.value]
         soak_s = 3600 * _number(self._soak.value, "the hours of observation")
         shares = [_number(each, "a stage's share") / 100 for each in self._shares.value.split(",")]
@@ -68,24 +74,19 @@ class _Form:
         }
 
     async def _show_plan(self) -> None:
-        try:
-            definition, size_bytes = self._definition(), self._bundles[self._bundle.value].size_bytes
-            self._plan.show(await self._watch.do(lambda fleet: fleet.rollouts.plan(definition, size_bytes)))
-            self._frame.say("")
-        except FirstlineError as error:
-            self._frame.say(error.message)
+        def plan(fleet: Fleet) -> Plan:
+            return fleet.rollouts.plan(self._definition(), self._bundles[self._bundle.value].size_bytes)
+
+        await carry_out(self._frame, self._watch, plan, then=self._plan.show)
 
     async def _create(self) -> None:
-        try:
-            definition = self._definition()
-        except RequestError as error:
-            self._frame.say(error.message)
-            return
+        def create(fleet: Fleet) -> RolloutSummary:
+            return fleet.rollouts.create(self._definition())
 
-        def opened(rollout: RolloutSummary) -> None:
+        def show(rollout: RolloutSummary) -> None:
             ui.navigate.to(rollout_page(rollout.id))
 
-        await carry_out(self._frame, self._watch, lambda fleet: fleet.rollouts.create(definition), "Created.", opened)
+        await carry_out(self._frame, self._watch, create, "Created.", show)
 
 
 def _field(label: str, value: str) -> ui.input:
