@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from firstline.cli.promises import caveats, promises_text
     from firstline.client.sync_client import Client
+    from firstline.workbench import selection
     from firstline.workbench.bundle import refuse_overwriting
     from firstline.workbench.certify import (
         Certification,
@@ -41,16 +42,6 @@ if TYPE_CHECKING:
     from firstline.workbench.promises import parse_promises, require_event
     from firstline.workbench.row_checks import require_independent_rows
     from firstline.workbench.score_table import read_score_table
-    from firstline.workbench.selection import (
-        BEST,
-        LEARNED,
-        SELECT_FRACTION,
-        Selection,
-        can_learn,
-        check_score,
-        default_fraction,
-        is_graded,
-    )
     from firstline_core.bundle.manifest import Manifest, valid_certificate
     from firstline_core.bundle.store import Bundle, open_bundle
     from firstline_core.routing.certificate import points, promise_text
@@ -220,7 +211,7 @@ def certify_command(
     """
     _check_sources(bundle, data, scores)
     needs_bundle = bundle is None and (out or contract.promise)
-    needs_data = edge or tiers.from_agent or tiers.full_from or score != BEST or contract.loss == "harm"
+    needs_data = edge or tiers.from_agent or tiers.full_from or score != selection.BEST or contract.loss == "harm"
     if scores is not None and (needs_bundle or needs_data or not (contract.plain or contract.promise)):
         raise ConfigError(
             "--scores goes with --epsilon, --delta, --select and --seed, and with a bundle also with --promise and "
@@ -312,15 +303,15 @@ def _certify_data(
         require_labels(task, dataset.required_truth(task, bundle.manifest.inputs), str(dataset.path))
     fraction = terms.select_fraction
     if fraction is None:
-        fraction = SELECT_FRACTION if contract.promise else default_fraction(len(dataset))
+        fraction = selection.SELECT_FRACTION if contract.promise else selection.default_fraction(len(dataset))
     variants = [model for model in bundle.manifest.edge if edge in ("", model.id)]
     logits = tiers.from_agent is None and any(model.shows_logits for model in variants)
-    check_score(bundle.manifest.task, terms.score, fraction, logits=logits)
+    selection.check_score(bundle.manifest.task, terms.score, fraction, logits=logits)
     groups = read_groups(contract.groups, dataset) if contract.groups is not None else []
     rows_checked = require_independent_rows(bundle, [*variants, *filter(None, [bundle.manifest.full])], dataset)
     evidence = tiers.gather(bundle, dataset, edge)
     certification = contract.certify(bundle, evidence, groups, terms)
-    _warn(bundle.manifest, certification, learnable=terms.score in (BEST, LEARNED))
+    _warn(bundle.manifest, certification, learnable=terms.score in (selection.BEST, selection.LEARNED))
     return certification, rows_checked
 
 
@@ -336,7 +327,7 @@ def _certify_scores(source: str, terms: Terms) -> tuple[CertificationResult, Rep
         select_fraction=terms.select_fraction or 0.0,
         seed=terms.seed,
     )
-    return result, Report(asdict(result), edge_sentence(result, terms, graded=is_graded(table.losses)))
+    return result, Report(asdict(result), edge_sentence(result, terms, graded=selection.is_graded(table.losses)))
 
 
 def _certify_audits(
@@ -350,14 +341,14 @@ def _certify_audits(
 
 
 def _warn(manifest: Manifest, certification: Certification, *, learnable: bool) -> None:
-    if learnable and certification.selection.used and not can_learn():
+    if learnable and certification.selection.used and not selection.can_learn():
         warn("scikit-learn is not installed, so no score was learned: pip install 'firstline[analysis]'.")
     if certification.certificate is not None and (lost := voided(manifest, certification)):
         warn(f"The score changes: certificates of {', '.join(lost)} are void; renew them with --score bundle.")
 
 
 def _report(certification: Certification, written: str, rows_checked: dict[str, int], *, plain: bool) -> Report:
-    result, selection, text = certification.result, certification.selection, list[str | Table]()
+    result, selected, text = certification.result, certification.selection, list[str | Table]()
     value = asdict(result)
     if isinstance(result, EventsResult):
         value |= {"unpromised": certification.unpromised, "broken": certification.broken}
@@ -366,17 +357,17 @@ def _report(certification: Certification, written: str, rows_checked: dict[str, 
         sentence = edge_sentence if plain else other_contract_sentence
         text += [sentence(result, certification.terms, graded=certification.graded), *groups_text(result)]
     value |= {
-        "score": selection.score.kind,
-        "temperature": selection.score.temperature,
-        "selected": selection.used,
-        "auroc": selection.aurocs,
+        "score": selected.score.kind,
+        "temperature": selected.score.temperature,
+        "selected": selected.used,
+        "auroc": selected.aurocs,
         "rows_checked": rows_checked,
         "sequences": certification.sequences,
         "usual_answer": certification.usual,
     }
     text += caveats(certification)
-    if selection.used:
-        text.append(selection_sentence(selection))
+    if selected.used:
+        text.append(selection_sentence(selected))
     text.append(rows_checked_sentence(rows_checked))
     advice = "; name one with --out" if result.certified else ""
     text.append(written or f"No bundle was written{advice}.")
@@ -442,13 +433,11 @@ def groups_text(result: CertificationResult) -> Iterator[str | Table]:
         yield f"Nothing is proved of {len(hidden)} more, which miss more accepted rows; -o json has them all."
 
 
-def selection_sentence(selection: Selection) -> str:
+def selection_sentence(selected: selection.Selection) -> str:
     """Returns which score the rows that were set aside have chosen."""
-    best_first = sorted(selection.aurocs.items(), key=lambda item: -item[1])
+    best_first = sorted(selected.aurocs.items(), key=lambda item: -item[1])
     compared = ", ".join(f"{name} {area:.3f}" for name, area in best_first) or "too few losses to compare scores"
     # A learned score does not look at the temperature.
-    score = selection.score
+    score = selected.score
     temperature = "" if score.learned is not None else f" at temperature {score.temperature:g}"
-    return (
-        f"{counted(selection.used, 'other row')} decided on the score: {score.kind}{temperature} (AUROC: {compared})."
-    )
+    return f"{counted(selected.used, 'other row')} decided on the score: {score.kind}{temperature} (AUROC: {compared})."

@@ -111,20 +111,24 @@ class _Command(TyperCommand):
         try:
             return super().invoke(ctx)
         except ConfigError as error:
-            places = []
-            for each in self.params:
-                value, source = ctx.params.get(each.name), ctx.get_parameter_source(each.name).name
-                without_user = f"'{str(value).split('://')[0]}://...@"  # as `base_url` shows a URL with a password
-                place = {"COMMANDLINE": each.opts[0], "ENVIRONMENT": each.envvar}.get(source, "")
-                if (
-                    place
-                    and not isinstance(each, TyperArgument)
-                    and error.message.startswith((f"{value} ", f"{value}:", without_user))
-                ):
-                    places.append(place)
+            options = [each for each in self.params if not isinstance(each, TyperArgument)]
+            places = [place for each in options if (place := _place(each, ctx)) and _begins_with(error, each, ctx)]
             if len(places) != 1 or "--" in error.message:
                 raise
             raise type(error)(f"{places[0]}: {error.message}") from error
+
+
+def _place(option: Any, ctx: Any) -> str:
+    """Returns the option, or the variable, that a person has set; "" for a default."""
+    source: str = ctx.get_parameter_source(option.name).name
+    return str({"COMMANDLINE": option.opts[0], "ENVIRONMENT": option.envvar}.get(source) or "")
+
+
+def _begins_with(error: ConfigError, option: Any, ctx: Any) -> bool:
+    """Returns whether the message of an error begins with the value of an option."""
+    value = ctx.params.get(option.name)
+    without_user = f"'{str(value).split('://')[0]}://...@"  # as `base_url` shows a URL with a password
+    return error.message.startswith((f"{value} ", f"{value}:", without_user))
 
 
 def _advise(error: Any) -> None:

@@ -37,7 +37,9 @@ if TYPE_CHECKING:
     from firstline_core.fleet.registry import BundleEntry
     from firstline_core.fleet.target import ExtraNeeds
 
-_NEEDS = re.compile(r"(?P<variant>[A-Za-z0-9][A-Za-z0-9._-]*):(?P<what>arch|memory_mb)=(?P<value>[A-Za-z0-9_,-]+)")
+_NEEDS = re.compile(
+    r"(?P<variant>[A-Za-z0-9][A-Za-z0-9._-]*):(arch=(?P<arch>[A-Za-z0-9_,-]+)|memory_mb=(?P<memory_mb>[0-9]{1,9}))"
+)
 
 app = command_group("Push bundles to a gateway's registry; list, fetch and name them.")
 
@@ -172,17 +174,15 @@ def delete(model: ModelArgument, version: VersionArgument, keys: SigningKeys, ga
 def _extra_needs(needs: Sequence[str]) -> dict[str, ExtraNeeds]:
     extra: dict[str, ExtraNeeds] = {}
     for text in needs:
-        match = _NEEDS.fullmatch(text)
-        number = match["value"] if match is not None and match["what"] == "memory_mb" else "1"
-        if match is None or not (number.isascii() and number.isdigit() and len(number) <= 9):
+        if (match := _NEEDS.fullmatch(text)) is None:
             raise ConfigError(
                 f"--needs {text[:80]!a} is not valid; write VARIANT:arch=aarch64 or VARIANT:memory_mb=256."
             )
         before = extra.get(match["variant"], ExtraNeeds())
-        if match["what"] == "arch":
-            extra[match["variant"]] = before._replace(architectures=tuple(match["value"].split(",")))
+        if match["arch"]:
+            extra[match["variant"]] = before._replace(architectures=tuple(match["arch"].split(",")))
         else:
-            extra[match["variant"]] = before._replace(memory_mb=int(number))
+            extra[match["variant"]] = before._replace(memory_mb=int(match["memory_mb"]))
     return extra
 
 

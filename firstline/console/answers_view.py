@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from firstline_core.fleet.rest import TierCounts, TierHistory
+from firstline_core.fleet.rest import TierHistory
 
 HOURS = 24
 """Hours that the chart shows."""
@@ -51,12 +51,9 @@ def shares(history: TierHistory) -> tuple[float, list[Shares]]:
     found: dict[float, Shares] = {}
     for point in history.points:
         at_s = point.at_s // span_s * span_s
-        found[at_s] = _added(found.get(at_s, Shares(at_s, 0, 0, 0)), point)
+        sums = found.get(at_s, Shares(at_s, 0, 0, 0))
+        found[at_s] = Shares(at_s, sums.edge + point.kept, sums.cloud + point.escalated, sums.errors + point.errors)
     return span_s, [found[at_s] for at_s in sorted(found)][-POINTS:]
-
-
-def _added(one: Shares, point: TierCounts) -> Shares:
-    return Shares(one.at_s, one.edge + point.kept, one.cloud + point.escalated, one.errors + point.errors)
 
 
 def summary(spans: list[Shares]) -> str:

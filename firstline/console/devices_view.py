@@ -5,19 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import NamedTuple
 
-from firstline.console.cells import (
-    Cell,
-    Column,
-    Listing,
-    Row,
-    Tone,
-    address,
-    device_page,
-    moment,
-    number,
-    rollout_page,
-    rows,
-)
+from firstline.console.cells import Cell, Column, Listing, Row, Tone, address, device_page, moment, rollout_page, rows
 from firstline.console.overview_view import PRESENCES
 from firstline.fleet import wording
 from firstline.fleet.client import Fleet
@@ -28,6 +16,7 @@ from firstline_core.fleet.telemetry import ModelCounts
 from firstline_core.fleet.twin import ProfilingState, RunningModel, Update
 from firstline_core.fleet.update import UNSUCCESSFUL, UpdateState
 from firstline_core.hardware.catalogue import catalogue_facts
+from firstline_core.telemetry.wording import rounded
 
 DeviceCommand = Callable[[Fleet, str], object]
 """Sends a command for one device."""
@@ -281,7 +270,7 @@ ANSWERS: tuple[Column[ModelCounts], ...] = (
 
 
 def _latency(bins: tuple[int, ...], sum_ms: float) -> str:
-    return f"{number(sum_ms / sum(bins))} ms" if sum(bins) else "-"
+    return f"{rounded(sum_ms / sum(bins))} ms" if sum(bins) else "-"
 
 
 UPDATES: tuple[Column[Update], ...] = (

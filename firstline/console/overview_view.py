@@ -6,18 +6,7 @@ from collections import Counter
 from typing import NamedTuple
 
 from firstline.console import rollouts_view
-from firstline.console.cells import (
-    Cell,
-    Column,
-    Row,
-    Tone,
-    address,
-    contract_page,
-    device_page,
-    number,
-    rollout_page,
-    rows,
-)
+from firstline.console.cells import Cell, Column, Row, Tone, address, contract_page, device_page, rollout_page, rows
 from firstline.fleet import wording
 from firstline_core.fleet.rest import (
     ASLEEP_AFTER_S,
@@ -29,7 +18,7 @@ from firstline_core.fleet.rest import (
     Presence,
     TierHistory,
 )
-from firstline_core.telemetry.wording import counted
+from firstline_core.telemetry.wording import counted, rounded
 
 PRESENCES: dict[Presence, tuple[str, Tone]] = {
     Presence.ONLINE: ("Online", Tone.GOOD),
@@ -238,7 +227,7 @@ def answer_figures(history: TierHistory) -> list[tuple[str, str]]:
     return [
         ("Answers", f"{total:,}"),
         ("On the device", share),
-        ("Mean latency", f"{number(latency_ms / requests)} ms" if requests else "-"),
+        ("Mean latency", f"{rounded(latency_ms / requests)} ms" if requests else "-"),
         ("Without answer", f"{errors:,}"),
         ("Input not sent", _size(saved_bytes)),
         ("Energy saved", _joules(saved_mj / 1000) if saved_mj else "-"),
@@ -246,7 +235,7 @@ def answer_figures(history: TierHistory) -> list[tuple[str, str]]:
 
 
 def _joules(joules: float) -> str:
-    return f"{joules / 1000:,.1f} kJ" if joules >= 1000 else f"{number(joules)} J"
+    return f"{joules / 1000:,.1f} kJ" if joules >= 1000 else f"{rounded(joules)} J"
 
 
 def _size(size_bytes: int) -> str:
