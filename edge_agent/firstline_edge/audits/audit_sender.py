@@ -23,7 +23,7 @@ from firstline_edge.cache.results import ResultCache
 from firstline_edge.cloud.chain import LinkChain
 from firstline_edge.cloud.client import LiveTraffic
 from firstline_edge.models.models import DeviceModel
-from firstline_edge.requests.context import ModelOutput, result_key
+from firstline_edge.requests.context import ModelOutput, Row, result_key
 from firstline_edge.requests.recorder import EndedAudit
 
 log = logger(__name__)
@@ -41,11 +41,9 @@ class Audit:
         model: that gave the answer.
         monitored: the certificate that it tests; None if it is audited for a rollout alone.
         request_id: of the request that it answers.
-        position: of the row in that request.
+        row: of that request.
+        edge: the outputs of the edge model.
         sent: the request to the gateway, under its own id.
-        content: sha256 of the row.
-        score: the edge model's.
-        edge: the outputs that it gave.
         propensity: the probability with which it was drawn; see `AuditNote`.
         threshold: in use at that time.
         covered: whether that threshold covers it, so that its audit tests the certificate.
@@ -54,11 +52,9 @@ class Audit:
     model: DeviceModel
     monitored: MonitoredCertificate | None
     request_id: str
-    position: int
-    sent: InferRequest
-    content: bytes
-    score: float
+    row: Row
     edge: Arrays
+    sent: InferRequest
     propensity: float
     threshold: float
     covered: bool
@@ -70,8 +66,8 @@ class Audit:
             "audit_id": self.sent.request_id,
             "model": self.sent.model,
             "version": self.sent.version,
-            "row": self.position,
-            "score": self.score,
+            "row": self.row.position,
+            "score": self.row.score,
             "propensity": self.propensity,
             "outcome": outcome,
         }
@@ -146,7 +142,7 @@ class AuditSender:
         declared = manifest.outputs_of(manifest.full)
         response = await self.chain.infer(sent, self.clock.monotonic_s() + _TIMEOUT_S, attempts, declared)
         full = response.arrays_of(manifest.task.outputs)
-        self.cache.put(result_key(audit.content, manifest.full_digest), ModelOutput(full))
+        self.cache.put(result_key(audit.row.content, manifest.full_digest), ModelOutput(full))
         compared = Comparison.of(audit.model, audit.edge, full)
         # Reported before its result can raise an alarm: the certificate was valid when the note was sent.
         outcome = "agreed" if compared.agree else "disagreed"
@@ -155,7 +151,7 @@ class AuditSender:
         if audit.monitored is None:
             return
         sample = audit.monitored.sample(
-            self.clock.wall_s(), audit.score, compared, audit.propensity, kept=audit.covered
+            self.clock.wall_s(), audit.row.score, compared, audit.propensity, kept=audit.covered
         )
         notice = response.answer.contract if response.answer is not None else None
         self.certificates.count_fleet(audit.monitored, notice)  # before its result, which is tested at that level

@@ -124,10 +124,9 @@ class MonitoredCertificate:
 
     def sample(self, wall_s: float, score: float, compared: Comparison, propensity: float, *, kept: bool) -> Sample:
         """Returns an answer that both models gave; see `Sample`."""
-        return Sample(
-            *(self.key, self.record.model, self.record.version, wall_s, score, 1 - compared.loss, propensity, kept),
-            {name: loss for name, loss in compared.events.items() if name in self.bounds},
-        )
+        events = {name: loss for name, loss in compared.events.items() if name in self.bounds}
+        model, version, agree = self.record.model, self.record.version, 1 - compared.loss
+        return Sample(self.key, model, version, wall_s, score, agree, propensity, kept, events)
 
     def stability_index(self) -> float | None:
         """Returns how far the scores have moved from the certificate's; None with too few scores."""

@@ -87,10 +87,11 @@ def open_models(
             if copies is not None and models[-1].edge is not None:
                 copies.keep(models[-1].bundle)
         except UpdateError as error:
-            copy = _copy_of(path, load_bundle, copies)
-            models += [copy] if copy is not None else []
-            instead = f" A copy of version {copy.version} answers instead." if copy is not None else ""
-            problems.append(_refused(path, error.message + instead))
+            message = error.message
+            if (copy := _copy_of(path, load_bundle, copies)) is not None:
+                models.append(copy)
+                message += f" A copy of version {copy.version} answers instead."
+            problems.append(_refused(path, message))
     problems += [_without_bundle(path, why) for path in directories if (why := missing_bundle(path))]
     return Models(models, problems)
 

@@ -254,7 +254,9 @@ class Database:
         except BaseException as error:
             self._roll_back()
             if isinstance(error, SQLITE_ERRORS):
-                raise refusal(error) from error
+                raise CapacityError(
+                    f"The outbox could not be written: {error}. Is the disk full or failing?"
+                ) from error
             raise
         if transaction.totals.newest != self.totals.newest:
             self._mark.write(transaction.totals.newest)
@@ -280,11 +282,6 @@ MakeWriter = Callable[[Database], Writer]
 def make_writer(database: Database) -> Writer:
     """Returns the thread that writes to an outbox."""
     return GroupWriter(database.begin, name="outbox", refusal=CapacityError, log=log)
-
-
-def refusal(cause: Exception) -> CapacityError:
-    """The error for an outbox that cannot be written."""
-    return CapacityError(f"The outbox could not be written: {cause}. Is the disk full or failing?")
 
 
 def make_private(path: Path) -> None:

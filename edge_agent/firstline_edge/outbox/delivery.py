@@ -16,7 +16,6 @@ from dataclasses import KW_ONLY, dataclass, field
 
 from msgspec.structs import replace
 
-from firstline_core.bundle.manifest import Manifest
 from firstline_core.clock import Clock, first_of
 from firstline_core.errors import (
     CapacityError,
@@ -28,7 +27,7 @@ from firstline_core.errors import (
 )
 from firstline_core.protocol.backoff import full_jitter_s
 from firstline_core.tasks import like
-from firstline_core.tasks.base import DeclaredOutputs, Task
+from firstline_core.tasks.base import Task
 from firstline_core.telemetry import tracing
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import Attempt, InferResponse, ModelVersion, Reason, TraceContext
@@ -83,11 +82,13 @@ class CorrectionClient:
             FirstlineError: no answer yet; the promise must be retried.
         """
         request_id, answered = item.request_id, False
+        model = self.models.find(*item.model)
+        if model is not None and model.manifest.full_digest != item.request.full_model_digest:
+            model = None  # the device has replaced the bundle since the promise
+        task = model.manifest.task if model is not None else None
         try:
-            correction = await self._ask(item)
+            correction = await self._ask(item, model)
             answered = True
-            manifest = _manifest_of(item, self.models.find(*item.model))
-            task = manifest.task if manifest is not None else None
             merged = self.merge(item.provisional, item.rows, correction, task)
             self.model_refusals.clear(item.model)
             return merged, ""
@@ -112,32 +113,25 @@ class CorrectionClient:
         """Forgets a promise that has ended."""
         self._refused.pop(request_id, None)
 
-    async def _ask(self, item: OutboxItem) -> InferResponse:
-        """Returns the gateway's answer with the tries of this call, and applies its notice about the contract."""
-        device_model = self.models.find(*item.model)
-        alarm = self.contracts.alarm_of(device_model) if device_model is not None else None
+    async def _ask(self, item: OutboxItem, model: DeviceModel | None) -> InferResponse:
+        """Returns the gateway's answer with the tries of this call, and applies its notice about the contract.
+
+        Args:
+            item: the promise.
+            model: its bundle; None if the device does not hold it any more.
+        """
+        if model is None:
+            alarm, outputs = None, like(item.provisional.arrays)
+        else:
+            alarm, outputs = self.contracts.alarm_of(model), model.manifest.outputs_of(model.manifest.full)
         attempts: list[Attempt] = []
         request = replace(item.request, alarm=alarm, promised=True)
-        ends_s = self.clock.monotonic_s() + _TIMEOUT_S
-        correction = await self.chain.infer(request, ends_s, attempts, _declared_outputs(item, device_model))
+        correction = await self.chain.infer(request, self.clock.monotonic_s() + _TIMEOUT_S, attempts, outputs)
         if correction.answer is None:
             return correction
-        if device_model is not None:
-            self.contracts.apply_notice(device_model, correction.answer.contract)
+        if model is not None:
+            self.contracts.apply_notice(model, correction.answer.contract)
         return replace(correction, answer=replace(correction.answer, attempts=tuple(attempts)))
-
-
-def _declared_outputs(item: OutboxItem, model: DeviceModel | None) -> DeclaredOutputs:
-    """Returns what the full model's outputs satisfy; the device may have replaced the bundle since the promise."""
-    manifest = _manifest_of(item, model)
-    return manifest.outputs_of(manifest.full) if manifest is not None else like(item.provisional.arrays)
-
-
-def _manifest_of(item: OutboxItem, model: DeviceModel | None) -> Manifest | None:
-    """Returns the manifest of the promise's bundle; None if the device has replaced it since the promise."""
-    if model is None or model.manifest.full_digest != item.request.full_model_digest:
-        return None
-    return model.manifest
 
 
 OnCorrection = Callable[[InferResponse, str, TraceContext | None], None]

@@ -31,8 +31,7 @@ class SingleFlight(Generic[V]):
     """
 
     def __init__(self) -> None:
-        self._computations: dict[bytes, _Computation[V]] = {}
-        self._tasks: set[asyncio.Task[Sequence[V]]] = set()
+        self._computations: dict[bytes, _Computation[V]] = {}  # in progress
         self._callers: Counter[asyncio.Task[Sequence[V]]] = Counter()
 
     def __contains__(self, key: object) -> bool:
@@ -79,7 +78,7 @@ class SingleFlight(Generic[V]):
 
     async def close(self) -> None:
         """Cancels the computations in progress."""
-        await end_tasks(*self._tasks)
+        await end_tasks(*{computation.task for computation in self._computations.values()})
 
     @contextmanager
     def _waiting_for(self, computations: Sequence[_Computation[V]]) -> Iterator[None]:
@@ -120,10 +119,8 @@ class SingleFlight(Generic[V]):
         task = asyncio.get_running_loop().create_task(computed())
         for position, key in enumerate(new):
             self._computations[key] = _Computation(task, position)
-        self._tasks.add(task)
 
         def ended(task: asyncio.Task[Sequence[V]]) -> None:
-            self._tasks.discard(task)
             for key in new:
                 if key in self._computations and self._computations[key].task is task:
                     del self._computations[key]
