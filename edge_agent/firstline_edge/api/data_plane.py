@@ -34,10 +34,8 @@ from firstline_edge.telemetry.version import VERSION
 PASSED_ON_INPUT = "image"
 """The input's name in a file request to a model that this device does not hold."""
 
-
-_SLICE_S = 0.02
-_FIRST_GUESS_S = 0.002
-_STEP = 1.05
+_SLICE_S = 0.02  # of requests, after which the event loop runs other work
+_FIRST_GUESS_S, _STEP = 0.002, 1.05  # of the time of a request, and the factor by which each round changes the guess
 _CERTAIN_SHARE = 0.5  # of the expected waiting time: a request whose deadline is before that is certainly late
 
 

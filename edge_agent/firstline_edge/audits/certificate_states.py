@@ -164,7 +164,7 @@ class CertificateStates:
         self._records = self._file.read()
         self._monitored: dict[DeviceModel, MonitoredCertificate] = {}
         for model in models:
-            for variant in model.every:
+            for variant in model.loaded_variants:
                 self.watch(variant)
         if self._file.loss:
             self._doubt_all()

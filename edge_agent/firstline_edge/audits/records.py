@@ -118,10 +118,8 @@ def record_key(model: str, version: str, certificate: Certificate) -> str:
         version: version of the bundle.
         certificate: the certificate in use.
     """
-    identity = (
-        *(model, version, certificate.edge_digest, certificate.full_digest, certificate.score_digest),
-        *(certificate.threshold, sorted(certificate.audit_bounds.items())),
-    )
+    digests = (certificate.edge_digest, certificate.full_digest, certificate.score_digest)
+    identity = (model, version, *digests, certificate.threshold, sorted(certificate.audit_bounds.items()))
     return hashlib.sha256(msgspec.json.encode(identity)).hexdigest()
 
 

@@ -55,7 +55,7 @@ from firstline_edge.settings.settings import EdgeSettings, PolicySection
 # Looking a member up in its enumeration takes as long as reading a clock.
 _EDGE, _CACHE, _CLOUD = Tier.EDGE, Tier.CACHE, Tier.CLOUD
 _LOCAL_ONLY = Privacy.LOCAL_ONLY
-_NO_ROWS = ((), (0,))
+_NO_ROWS = ((), (0,))  # what the shape of a scalar, or of no rows, begins with
 _CONFIDENT, _DENIED = TierDecision(_EDGE, Reason.CONFIDENT), TierDecision(_EDGE, Reason.BUDGET)
 _TOO_HEAVY = TierDecision(_CLOUD, Reason.HEAVY)
 _LATE = "This device's model was not done before the request's deadline; give it more time."
@@ -531,14 +531,16 @@ class TierRouter:
                 and not certificate_state.is_void
                 and policy.covered(_CONFIDENT, threshold, certificate, group)
             )
-            record: Mapping[str, Any] = {
-                "threshold": threshold if math.isfinite(threshold) else None,
-                "by": certificate.by if certificate is not None else "",
-                "certificate": certificate and certificate.promise,
-                "uncertified": self.uncertified(model),
-            }
+            record: Mapping[str, Any]
             if group is not None:  # the record describes the model as a whole
                 record = self.terms(model).record
+            else:
+                record = {
+                    "threshold": threshold if math.isfinite(threshold) else None,
+                    "by": certificate.by if certificate is not None else "",
+                    "certificate": certificate and certificate.promise,
+                    "uncertified": self.uncertified(model),
+                }
             terms = self._terms[key] = AcceptanceTerms(manifest, certificate_state, threshold, covered, record)
         return terms
 

@@ -268,8 +268,8 @@ class DeviceModel:
         return self.manifest.name, self.version
 
     @property
-    def every(self) -> tuple[DeviceModel, ...]:
-        """Each variant of the bundle that is loaded."""
+    def loaded_variants(self) -> tuple[DeviceModel, ...]:
+        """The variants of the bundle that are loaded, including this one."""
         return (self,) if self.variants is None else self.variants.loaded
 
     @property
@@ -550,6 +550,6 @@ class Models:
 
     def close(self) -> None:
         """Frees the runtimes; calling it twice is harmless."""
-        for model in [variant for device_model in self.all for variant in device_model.every]:
+        for model in [variant for device_model in self.all for variant in device_model.loaded_variants]:
             if model.edge is not None:
                 model.edge.loaded.close()

@@ -160,7 +160,7 @@ class Reloading:
         before = self.models.put(device_model)
         if before is not None:
             self._unwatch(before)
-        for variant in device_model.every:
+        for variant in device_model.loaded_variants:
             self.certificates.watch(variant)
 
     def _let_go(self, device_model: DeviceModel, why: str) -> None:
@@ -169,7 +169,7 @@ class Reloading:
         log.info("model unloaded", model=device_model.manifest.name, version=device_model.version)
 
     def _unwatch(self, device_model: DeviceModel) -> None:
-        for variant in {device_model, *device_model.every}:
+        for variant in {device_model, *device_model.loaded_variants}:
             self.certificates.unwatch(variant)
 
 

@@ -121,7 +121,7 @@ def self_test(device_model: DeviceModel, running: DeviceModel | None) -> None:
             f"{_described(running.manifest)}: all that applications send would be refused. Give a bundle that "
             "takes something else another name."
         )
-    for variant in device_model.every:
+    for variant in device_model.loaded_variants:
         if variant.edge is not None and variant.manifest.golden is not None:
             _test_golden_rows(name, variant.bundle, variant.edge, variant.manifest.golden)
     before_ms = math.inf if running is None else running.best_row_ms

@@ -107,7 +107,7 @@ async def test_without_adaptation_there_is_one_variant(tmp_path: Path) -> None:
     variant_bundle(tmp_path / "bundle")
     async with EdgeAgent(adapting_settings(tmp_path, adaptation__enabled=False)) as agent:
         held = agent.models.find("small")
-        assert held.variants is None and held.every == (held,)
+        assert held.variants is None and held.loaded_variants == (held,)
         assert agent.switcher is None
         response = await agent.data_plane.infer(request(SURE))
         assert response.answer.model_digest == held.manifest.edge[0].digest

@@ -626,11 +626,16 @@ class Cloud:
 
 
 class Contracts:
+    """Notes the models whose contract had a notice."""
+
+    def __init__(self) -> None:
+        self.noticed: list[object] = []
+
     def alarm_of(self, model: object) -> None:
         return None
 
     def apply_notice(self, model: object, notice: object) -> None:
-        pass
+        self.noticed.append(model)
 
 
 def client(models: dict[str, Any], value: float = 0.75) -> CorrectionClient:
@@ -673,6 +678,13 @@ async def test_a_correction_of_an_earlier_bundle_is_delivered(models: dict[str, 
     assert refusal == ""
     assert (corrected.answer.status, corrected.answer.changed) == (Status.FINAL, True)
     assert corrected.output("probabilities").tolist() == [[0.75] * 10]
+
+
+@pytest.mark.parametrize(("full_digest", "notices"), [(PROMISED, 1), (OTHER, 0)])
+async def test_a_notice_concerns_the_promised_bundle_alone(full_digest: str, notices: int) -> None:
+    asking = client({"1": manifest(DIGITS, full_digest)}, value=0.1)
+    await asking.correct(promise())
+    assert len(asking.contracts.noticed) == notices
 
 
 async def test_correction_out_of_range_is_refused_for_earlier_bundles() -> None:
