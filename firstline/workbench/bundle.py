@@ -6,7 +6,7 @@ import hashlib
 import secrets
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,14 +21,7 @@ from firstline.workbench.precision import precision_of
 from firstline.workbench.spec import BundleSpec, FeedSpec, ModelSpec, PolicySpec, check_spec
 from firstline.workbench.step_syntax import StepOfFile, with_artefacts
 from firstline_core.bundle.golden import inputs_of, read_golden
-from firstline_core.bundle.manifest import (
-    MANIFEST_NAME,
-    Manifest,
-    Model,
-    Policy,
-    Score,
-    encode_manifest,
-)
+from firstline_core.bundle.manifest import MANIFEST_NAME, Manifest, Model, Policy, Score, encode_manifest
 from firstline_core.bundle.store import Bundle, open_bundle
 from firstline_core.errors import ConfigError, FirstlineError, about, error_key
 from firstline_core.processing.steps import Graph, ModelInput, decoded_kind
@@ -97,7 +90,8 @@ def create_bundle(
                 found, rows = check_model(bundle, model, source.file, options=options, warn=warn, golden=given)
             checked.append(found)
             count_rows(model.id, rows)
-        manifest = with_models(manifest, checked)
+        edge, full = checked[: len(spec.edge)], checked[len(spec.edge) :]
+        manifest = msgspec.structs.replace(manifest, edge=tuple(edge), full=next(iter(full), None))
         bundle = _write(staged, manifest)
         if choose_policy is not None:
             manifest = msgspec.structs.replace(manifest, policy=choose_policy(bundle))
@@ -105,12 +99,6 @@ def create_bundle(
         if inputs is not None:
             _write(staged, msgspec.structs.replace(manifest, golden=answered_golden(bundle, inputs, options)))
     return open_bundle(out)
-
-
-def with_models(manifest: Manifest, models: Sequence[Model]) -> Manifest:
-    """Returns the manifest with other models in the place of its own, in the order of `Manifest.models`."""
-    edge = len(manifest.edge)
-    return msgspec.structs.replace(manifest, edge=tuple(models[:edge]), full=next(iter(models[edge:]), None))
 
 
 def runtime_of(file: Path) -> RuntimeName:
@@ -178,30 +166,39 @@ def _digest(file: Path) -> str:
 
 
 def _manifest(spec: BundleSpec, files: _Files, options: RuntimeOptions, warn: Warn) -> Manifest:
-    described = []
-    for number, source in enumerate(spec.models):
+    described: list[tuple[ModelSpec, RuntimeName]] = []
+    for number, model in enumerate(spec.models):
         with _naming(spec, number):
-            described.append(_described(source))
-    ids = _ids(spec, described)
+            runtime = runtime_of(model.file)
+            described.append((replace(model, precision=model.precision or precision_of(model.file, runtime)), runtime))
     models: list[Model] = []
     inputs = {each.name: each for each in spec.inputs}
     shared = spec.inputs[0].name if len(spec.inputs) == 1 else ""
-    for number, ((model, runtime), model_id) in enumerate(zip(described, ids, strict=True)):
+    for number, ((model, runtime), model_id) in enumerate(zip(described, _ids(spec, described), strict=True)):
         with _naming(spec, number):
             artefact = files.add(model.file, f"{model_id}.{runtime}")
-            loaded = load_runtime(files.folder / artefact.file, runtime, options)
-            if model.without_rows:
-                loaded = RowByRow(loaded, model.without_rows)
-            fed = _fed(model, f"{model.file.name}: Model '{model_id}'", loaded, files, shared)
-            declared = _model(model, model_id, artefact, tuple(fed), files)
+            raw = load_runtime(files.folder / artefact.file, runtime, options)
+            with closing(RowByRow(raw, model.without_rows)) as loaded:
+                fed = _fed(model, f"{model.file.name}: Model '{model_id}'", loaded, files, shared)
+                declared = Model(
+                    id=model_id,
+                    artefact=artefact,
+                    runtime=runtime,
+                    precision=model.precision,
+                    inputs=tuple(fed),
+                    postprocess=with_artefacts(model.postprocess, files.add_step),
+                    output=model.output,
+                    measured=dict(model.measured),
+                    batch=1 if model.without_rows else None,
+                    without_rows=model.without_rows,
+                )
+                if isinstance(spec.task, Classification):
+                    declared = with_output(declared, loaded, spec.labels, model.file, warn)
+            models.append(declared)
             for each, port in fed.items():
                 inputs.setdefault(each.name, input_of(each.name, port, each.preprocess))
             if not spec.inputs and len(inputs) == 1:
                 (shared,) = inputs  # all models with one input take the same
-            if isinstance(spec.task, Classification):
-                declared = with_output(declared, loaded, spec.labels, model.file, warn)
-            models.append(declared)
-            loaded.close()
     try:
         return Manifest(
             name=spec.name,
@@ -228,11 +225,6 @@ def _naming(spec: BundleSpec, number: int) -> Iterator[None]:
         key, part = spec.keys[number], error_key(error)
         with naming_key(spec.recipe, *([f"{key}.{part}"] if part else []), *({part} & _OF_ALL_MODELS), key):
             raise
-
-
-def _described(model: ModelSpec) -> tuple[ModelSpec, RuntimeName]:
-    runtime = runtime_of(model.file)
-    return replace(model, precision=model.precision or precision_of(model.file, runtime)), runtime
 
 
 def _ids(spec: BundleSpec, described: Sequence[tuple[ModelSpec, RuntimeName]]) -> list[str]:
@@ -286,27 +278,11 @@ def _fed(model: ModelSpec, what: str, runtime: Runtime, files: _Files, shared: s
     }
 
 
-def _model(model: ModelSpec, model_id: str, artefact: Artefact, inputs: tuple[ModelInput, ...], files: _Files) -> Model:
-    return Model(
-        id=model_id,
-        artefact=artefact,
-        runtime=runtime_of(model.file),
-        precision=model.precision,
-        inputs=inputs,
-        postprocess=with_artefacts(model.postprocess, files.add_step),
-        output=model.output,
-        measured=dict(model.measured),
-        batch=1 if model.without_rows else None,
-        without_rows=model.without_rows,
-    )
-
-
 def _policy(spec: PolicySpec, files: _Files) -> Policy:
     threshold = 1.0 if spec.threshold is None else spec.threshold  # without one it is chosen, or there is no edge model
     if isinstance(spec.score, Path):
-        graph = files.add_graph(spec.score)
-        return Policy(score=Score(kind="graph", temperature=spec.temperature, graph=graph), threshold=threshold)
-    return Policy(score=Score(kind=spec.score, temperature=spec.temperature), threshold=threshold)
+        return Policy(Score("graph", spec.temperature, files.add_graph(spec.score)), threshold)
+    return Policy(Score(spec.score, spec.temperature), threshold)
 
 
 def _write(folder: Path, manifest: Manifest) -> Bundle:

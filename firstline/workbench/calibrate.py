@@ -111,13 +111,14 @@ def calibrate(
     scores = [score(edge.outputs, edge.evidence).astype(np.float64) for edge in edges]
     losses = [manifest.task.loss(edge.outputs, full.outputs) for edge in edges]
     threshold = smallest_threshold(scores, losses, target_disagreement)
+    accepted_by = [sure >= threshold for sure in scores]
     return Calibration(
         policy=msgspec.structs.replace(policy, threshold=threshold),
         samples=len(dataset),
         target_disagreement=target_disagreement,
         variants=tuple(
-            _choice(model.id, sure >= threshold, loss)
-            for model, sure, loss in zip(manifest.edge, scores, losses, strict=True)
+            VariantChoice(model.id, float(accepted.mean()), float(loss[accepted].mean()) if accepted.any() else 0.0)
+            for model, accepted, loss in zip(manifest.edge, accepted_by, losses, strict=True)
         ),
     )
 
@@ -207,7 +208,3 @@ def _between(below: float, above: float) -> float:
     middle, margin = (below + above) / 2, (above - below) / 4
     short = round(middle, 6)
     return short if below + margin <= short <= above - margin else middle
-
-
-def _choice(variant: str, accepted: NDArray[np.bool_], losses: NDArray[np.floating]) -> VariantChoice:
-    return VariantChoice(variant, float(accepted.mean()), float(losses[accepted].mean()) if accepted.any() else 0.0)

@@ -219,12 +219,10 @@ def certify_bundle(
 
 def _certify_events(bundle: Bundle, evidence: Evidence, terms: Terms, placing: Evidence | None) -> Certification:
     task, every = evidence.edge.task, np.arange(len(evidence))
-    promises, seed, fraction = terms.events, terms.seed, terms.select_fraction
+    promises, seed = terms.events, terms.seed
     events = task.events_of(promises, evidence.edge.outputs, evidence.full)
-    if fraction is None:
-        counting = np.logical_or.reduce([event.counts for event in events.values()])
-        enough = default_fraction(len(evidence.units(every[counting], seed)))
-        fraction = SELECT_FRACTION if len(promises) > 1 else enough
+    counting = np.logical_or.reduce([event.counts for event in events.values()])
+    fraction = _deciding_share(terms, len(evidence.units(every[counting], seed)))
     losses = np.maximum.reduce([event.loss for event in events.values()])
     selection = _select(bundle, evidence, replace(terms, select_fraction=fraction), "disagreement", losses)
     scores, rest, part = selection.scores, selection.rest, selection.part
@@ -259,6 +257,18 @@ def _certify_events(bundle: Bundle, evidence: Evidence, terms: Terms, placing: E
         },
     )
     return _with_certificate(bundle, certification, audit_epsilon=None, contract="events")
+
+
+def _deciding_share(terms: Terms, rows: int) -> float:
+    """Returns the share of the rows that decide; promises about several events need some of them.
+
+    Args:
+        terms: with promises about events.
+        rows: number of independent rows in which an event can occur.
+    """
+    if terms.select_fraction is not None:
+        return terms.select_fraction
+    return SELECT_FRACTION if len(terms.events) > 1 else default_fraction(rows)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -454,28 +464,25 @@ def certify_field_promises(bundle: Bundle, audits: ScoreTable, terms: Terms) -> 
             f"The audits say nothing about '{unknown[0]}', because the certificate did not promise it; they are about "
             f"{audited}. Certify it on data with --data."
         )
-    scores, weights = audits.scores, audits.weights
+    scores, weights, terms = audits.scores, audits.weights, terms.about(promises)
     absent = np.full(len(scores), np.nan)
     by_event = {name: audits.events.get(name, absent) for name in promises}
     can_occur = {name: ~np.isnan(loss) for name, loss in by_event.items()}
-    seed, fraction = terms.seed, terms.select_fraction
-    if fraction is None:
-        several = len(promises) > 1
-        fraction = SELECT_FRACTION if several else default_fraction(sum(map(np.count_nonzero, can_occur.values())))
-    part, rest = split(len(scores), fraction, seed)
+    fraction = _deciding_share(terms, sum(map(np.count_nonzero, can_occur.values())))
+    part, rest = split(len(scores), fraction, terms.seed)
     found = _EventsTest(
         scores,
         by_event,
         {name: rest[counts[rest]] for name, counts in can_occur.items()},
         {name: scores[part[counts[part]]] for name, counts in can_occur.items()} if len(part) else None,
-        seed,
+        terms.seed,
         weights,
     ).prove(promises)
     accepted = scores[rest] >= (np.inf if found.threshold is None else found.threshold)
     kept = float(weights[rest][accepted].sum() / weights[rest].sum())
     result = replace(found, kept=kept, n=len(rest))
     selection = Selection(bundle.manifest.policy.score, rest, scores)
-    renewed = Certification(variant, selection, result, terms.about(promises))
+    renewed = Certification(variant, selection, result, terms)
     return _with_certificate(bundle, renewed, audit_epsilon=None, contract="events", weights=weights)
 
 

@@ -69,12 +69,7 @@ class Trials:
     """
 
     def __init__(
-        self,
-        file: Path,
-        task: AnyTask,
-        rows: Sequence[Arrays],
-        options: RuntimeOptions,
-        budget_s: float = BUDGET_S,
+        self, file: Path, task: AnyTask, rows: Sequence[Arrays], options: RuntimeOptions, budget_s: float = BUDGET_S
     ) -> None:
         self.task = task
         self._file, self._options, self._runtime = file, options, runtime_of(file)

@@ -318,10 +318,7 @@ def _tiered(measured: Measured, edge: EdgeRun, full: Answers) -> TieredFigures:
     losses = task.loss(edge.answers.outputs, full.outputs)
     outputs, evidence = (
         routed(accepted, ours, theirs)
-        for ours, theirs in (
-            (edge.answers.outputs, full.outputs),
-            (edge.answers.evidence, full.evidence),
-        )
+        for ours, theirs in ((edge.answers.outputs, full.outputs), (edge.answers.evidence, full.evidence))
     )
     return TieredFigures(
         quality=_quality(measured, outputs, evidence),

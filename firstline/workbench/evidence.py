@@ -24,14 +24,7 @@ from firstline_core.bundle.loaded_model import LoadedModel
 from firstline_core.bundle.loading import load_model
 from firstline_core.bundle.manifest import Manifest, Model
 from firstline_core.bundle.store import Bundle
-from firstline_core.errors import (
-    ConfigError,
-    InferenceError,
-    ProtocolError,
-    RequestError,
-    UnauthorizedError,
-    listed,
-)
+from firstline_core.errors import ConfigError, InferenceError, ProtocolError, RequestError, UnauthorizedError, listed
 from firstline_core.routing.certificate import Contract
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.tasks.base import Scores, Task, check_outputs
@@ -162,11 +155,7 @@ def evidence_of(measured: Measured) -> dict[str, Evidence]:
 
 
 def gather(
-    bundle: Bundle,
-    dataset: Dataset,
-    *,
-    edge: str = "",
-    progress: Progress = lambda done, total: None,
+    bundle: Bundle, dataset: Dataset, *, edge: str = "", progress: Progress = lambda done, total: None
 ) -> Evidence:
     """Runs both models here, image by image.
 
@@ -284,13 +273,7 @@ def _ask(client: Client, manifest: Manifest, row: Arrays, route: Any, digest: st
     Raises:
         ConfigError: it comes from another model or version.
     """
-    response = client.infer(
-        manifest.name,
-        row,
-        version=manifest.version,
-        route=route,
-        timeout_ms=_TIMEOUT_MS,
-    )
+    response = client.infer(manifest.name, row, version=manifest.version, route=route, timeout_ms=_TIMEOUT_MS)
     answered = response.answer.model_digest if response.answer is not None else ""
     if response.version != str(manifest.version) or answered != digest:
         raise ConfigError(

@@ -110,6 +110,5 @@ def _rows_of(file: Path, manifest: Manifest) -> Iterator[Arrays]:
     needed = {name for model in manifest.edge for name in model.input_names}
     columns = dataset.table.columns if dataset.table is not None else ()
     absent = {spec.name for spec in manifest.inputs if needed and spec.name not in (*needed, *columns)}
-    inputs = [spec for spec in manifest.inputs if len(manifest.inputs) == 1 or spec.name not in absent]
-    for _, row in dataset.rows(inputs):
+    for _, row in dataset.rows([spec for spec in manifest.inputs if spec.name not in absent]):
         yield row

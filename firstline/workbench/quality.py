@@ -94,10 +94,7 @@ def quality(task: Task, outputs: Arrays, evidence: Arrays, truth: Arrays) -> flo
 
 
 def qualities_on(
-    bundle: Bundle,
-    dataset: Dataset,
-    variants: Sequence[str] = (),
-    progress: Progress = lambda done, total: None,
+    bundle: Bundle, dataset: Dataset, variants: Sequence[str] = (), progress: Progress = lambda done, total: None
 ) -> dict[Sha256, float]:
     """Returns the quality by `Model.digest`, without the models that do not load here.
 

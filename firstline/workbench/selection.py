@@ -196,11 +196,7 @@ def select(
         temperature = fit_temperature(edge.outputs[PROBABILITIES][part], targets[part])
     selecting = edge.take(part)
     choice = choose_score(
-        selecting,
-        losses[part],
-        temperature=temperature,
-        own=(own, own_scores[part].astype(np.float32)),
-        seed=seed,
+        selecting, losses[part], temperature=temperature, own=(own, own_scores[part].astype(np.float32)), seed=seed
     )
     value = choice.declared.learned  # the same fit, where it is the score
     inputs = selecting.features()
@@ -360,12 +356,7 @@ def is_lost(losses: Losses) -> NDArray[np.bool_]:
 
 
 def choose_score(
-    edge: EdgeRows,
-    losses: Losses,
-    *,
-    temperature: float = 1.0,
-    own: tuple[Score, Scores] | None = None,
-    seed: int = 0,
+    edge: EdgeRows, losses: Losses, *, temperature: float = 1.0, own: tuple[Score, Scores] | None = None, seed: int = 0
 ) -> ScoreChoice:
     """Chooses the score that best tells losses from the rest, by cross-validated AUROC.
 

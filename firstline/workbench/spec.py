@@ -208,10 +208,7 @@ def _faults(spec: BundleSpec, labels: str) -> Iterator[tuple[str, str]]:
     ids = [(f"{key}.id", "id", model.id) for key, model in zip(spec.keys, spec.models, strict=True) if model.id]
     for key, what, name in [("name", "name", spec.name), *ids]:
         if not re.match(NAME_PATTERN, name):
-            yield (
-                key,
-                f"The {what} '{name}' is not valid: use {NAME_RULE}.",
-            )
+            yield (key, f"The {what} '{name}' is not valid: use {NAME_RULE}.")
     if spec.configured is None and len(spec.labels) < 2:
         yield (
             "labels",
@@ -455,18 +452,17 @@ def _kind(name: str, declared: _Input, models: Sequence[ModelSpec]) -> Kind:
 
 
 def _configured(recipe: _Fields, labels: Sequence[str], file: Path, folder: Path) -> Task | None:
+    """Returns the task that the recipe's table configures; None for classifiers."""
     tables = {kind: table for kind in (*_KINDS, _TASK) if (table := getattr(recipe, kind, None)) is not None}
-    for name, table in tables.items():
-        with naming_key(file, name):
-            if len(tables) > 1:
-                raise ConfigError(
-                    f"There are {' and '.join(f'[{kind}]' for kind in tables)}; keep one of these tables."
-                )
-        with naming_key(file, f"{name}.kind" if name == _TASK and similar_task(str(table.get("kind"))) else name):
-            return _read_task(name, table, labels, folder)
-    if not labels:
+    if not tables and not labels:
         raise ConfigError(f'{file}: a classifier needs `labels = "FILE"`, one label a line.')
-    return None
+    if not tables:
+        return None
+    name, table = next(iter(tables.items()))
+    with naming_key(file, f"{name}.kind" if name == _TASK and similar_task(str(table.get("kind"))) else name):
+        if len(tables) > 1:
+            raise ConfigError(f"There are {' and '.join(f'[{kind}]' for kind in tables)}; keep one of these tables.")
+        return _read_task(name, table, labels, folder)
 
 
 def _read_task(name: str, table: Mapping[str, Any], labels: Sequence[str], folder: Path) -> Task:

@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 USAGE: Mapping[str, tuple[str, str]] = {
-    "decode": (
-        "decode[:RGB|BGR|L][:background=R/G/B][:bits=N]",
-        "JPEG or PNG bytes to upright pixels, 0 to 255",
-    ),
+    "decode": ("decode[:RGB|BGR|L][:background=R/G/B][:bits=N]", "JPEG or PNG bytes to upright pixels, 0 to 255"),
     "center_crop": ("center_crop[:FRACTION]", "the central square, FRACTION of the short side"),
     "resize": (
         "resize:WIDTHxHEIGHT[:FILTER][:letterbox=corner|center][:pad=N][:rounding=down|nearest]",

@@ -125,7 +125,8 @@ class CocoBoxes:
                 )
         corners = [(x, y, x + width, y + height) for x, y, width, height in (each.bbox for each in found)]
         classes = [labels.index(self._names[each.category_id]) for each in found]
-        return _boxes(np.array(corners, np.float32).reshape(-1, 4), np.array(classes, np.int64))
+        ones = np.ones(len(found), np.float32)
+        return Boxes(np.array(corners, np.float32).reshape(-1, 4), ones, np.array(classes, np.int64))
 
 
 def _refuse_repeated(path: Path, what: str, ids: Sequence[_Id]) -> None:
@@ -167,7 +168,7 @@ def read_yolo_boxes(file: Path, size: tuple[int, int], labels: int) -> Boxes:
     numbers = np.array(rows, np.float64).reshape(-1, 5)
     centres, halves = numbers[:, 1:3], numbers[:, 3:] / 2
     corners = np.concatenate((centres - halves, centres + halves), axis=1) * [*size, *size]
-    return _boxes(corners.astype(np.float32), numbers[:, 0].astype(np.int64))
+    return Boxes(corners.astype(np.float32), np.ones(len(numbers), np.float32), numbers[:, 0].astype(np.int64))
 
 
 def _fault(label: str, place: Sequence[str], labels: int) -> str:
@@ -194,12 +195,6 @@ def _fault(label: str, place: Sequence[str], labels: int) -> str:
 def yolo_file(folder: Path, image: str) -> Path:
     """Returns the text file of an image."""
     return folder / PurePosixPath(image).with_suffix(".txt")
-
-
-def _boxes(
-    corners: np.ndarray[tuple[int, ...], np.dtype[np.float32]], classes: np.ndarray[tuple[int, ...], np.dtype[np.int64]]
-) -> Boxes:
-    return Boxes(corners, np.ones(len(classes), np.float32), classes)
 
 
 def joined(images: Iterable[Boxes]) -> Arrays:

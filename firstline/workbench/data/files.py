@@ -71,7 +71,12 @@ class FileStore:
         with _opened(self.place) as archive:
             for sample in samples:
                 with _explained(sample, where, self.place):
-                    content = _member(archive, sample.file, where(sample))
+                    size_bytes = archive.getinfo(sample.file).file_size
+                    if size_bytes > FILE_LIMIT_BYTES:
+                        raise ConfigError(
+                            f"{where(sample)}, which has {size_bytes} bytes; at most {FILE_LIMIT_BYTES} are read."
+                        )
+                    content = archive.read(sample.file)
                 yield content
 
 
@@ -79,13 +84,6 @@ def is_inside(name: str) -> bool:
     """Returns whether a path is relative and stays below its folder."""
     path = PurePosixPath(name)
     return bool(name) and not path.is_absolute() and ".." not in path.parts and "\0" not in name
-
-
-def _member(archive: zipfile.ZipFile, name: str, where: str) -> bytes:
-    member = archive.getinfo(name)
-    if member.file_size > FILE_LIMIT_BYTES:
-        raise ConfigError(f"{where}, which has {member.file_size} bytes; at most {FILE_LIMIT_BYTES} are read.")
-    return archive.read(member)
 
 
 @contextmanager

@@ -269,15 +269,7 @@ def read_parquet(path: Path) -> Table:
         from pyarrow.parquet import ParquetFile
     except ImportError as error:
         raise ConfigError("Parquet files are read by pyarrow: pip install 'firstline[data]'.") from error
-    damaged = (
-        pyarrow.ArrowException,
-        OSError,
-        ValueError,
-        TypeError,
-        NotImplementedError,
-        IndexError,
-        OverflowError,
-    )
+    damaged = (pyarrow.ArrowException, OSError, ValueError, TypeError, NotImplementedError, IndexError, OverflowError)
     try:
         with ParquetFile(path) as opened:
             columns, rows = tuple(opened.schema_arrow.names), opened.metadata.num_rows

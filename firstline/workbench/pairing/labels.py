@@ -128,20 +128,14 @@ def _classifier(role: str, reading: Reading, labels: tuple[str, ...], *, backgro
         either = Choice("decoder", (first, last), known=False)
         why = "its first or its last output is a background class, which is dropped"
         return reading.noted(why, decoder=first, choices=(either, *reading.choices))
-    raise ConfigError(
-        f"The {role} model has {reading.classes} outputs and there are {len(labels)} labels; give the labels of the "
-        "model, one per line, with --labels FILE."
-    )
+    raise _other_number(role, f"{reading.classes} outputs", labels, "one per line")
 
 
 def _segmentation(role: str, reading: Reading, labels: tuple[str, ...]) -> Reading:
     """Returns a segmentation's reading: its classes are the labels."""
     if reading.classes in (0, len(labels)):
         return reading
-    raise ConfigError(
-        f"The {role} model has {reading.classes} classes and there are {len(labels)} labels; give the labels of the "
-        "model, the background included, one per line, with --labels FILE."
-    )
+    raise _other_number(role, f"{reading.classes} classes", labels, "the background included, one per line")
 
 
 def _detector(role: str, reading: Reading, labels: tuple[str, ...]) -> Reading:
@@ -170,9 +164,13 @@ def _detector(role: str, reading: Reading, labels: tuple[str, ...]) -> Reading:
         return reading
     if reading.classes in (90, 91) and labels == COCO:
         return reading.noted(f"its {reading.classes} classes are COCO's ids", class_map=f"coco{reading.classes}")
-    raise ConfigError(
-        f"The {role} model has {reading.classes} classes and there are {len(labels)} labels; give the labels of the "
-        "model, one per line, with --labels FILE."
+    raise _other_number(role, f"{reading.classes} classes", labels, "one per line")
+
+
+def _other_number(role: str, has: str, labels: Sequence[str], how: str) -> ConfigError:
+    return ConfigError(
+        f"The {role} model has {has} and there are {len(labels)} labels; give the labels of the model, {how}, with "
+        "--labels FILE."
     )
 
 

@@ -134,11 +134,7 @@ def _best_threshold(scores: NDArray[np.float64], anomalous: NDArray[np.bool_]) -
 
 
 def _values(
-    task: Regression,
-    trials: Mapping[str, Trials],
-    models: Mapping[str, Reading],
-    truth: Arrays | None,
-    tolerance: str,
+    task: Regression, trials: Mapping[str, Trials], models: Mapping[str, Reading], truth: Arrays | None, tolerance: str
 ) -> Operated:
     """Sets the tolerance: the user's, or half of the errors of the full model are within it."""
     role = FULL if FULL in models else EDGE

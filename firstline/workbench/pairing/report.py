@@ -74,11 +74,7 @@ class PairReport(Struct, frozen=True):
 
 
 def report_of(
-    pair: ReadPair,
-    measured: Measured,
-    certification: Certification | None,
-    folder: Path,
-    warn: Callable[[str], None],
+    pair: ReadPair, measured: Measured, certification: Certification | None, folder: Path, warn: Callable[[str], None]
 ) -> PairReport:
     """Returns the report.
 

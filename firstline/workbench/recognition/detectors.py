@@ -177,11 +177,7 @@ def fastestdet(file: ModelFile, image: Start, outputs: Sequence[Output]) -> Iter
         decoder="fastestdet",
         classes=channels - 5,
         score=0.6,
-        choices=(
-            choice("mode", "BGR", "RGB"),
-            _STRETCHED,
-            choice("scaling", "unit", "bytes"),
-        ),
+        choices=(choice("mode", "BGR", "RGB"), _STRETCHED, choice("scaling", "unit", "bytes")),
         assumptions=(f"one grid of {columns}x{rows} cells with {channels} channels is FastestDet's",),
     )
 

@@ -18,7 +18,7 @@ class Output(NamedTuple):
         name: of the output.
         real: whether its numbers are real.
         shape: without the axis of rows; () if rows are not its first axis.
-        values: of the trial run, without the axis of rows; None without a trial run, or with NaN or infinity.
+        values: of the trial run, without the axis of rows; None without a trial run, or with NaN, infinity or no number.
     """
 
     name: str
@@ -32,15 +32,13 @@ class Output(NamedTuple):
             return cls(spec.name, False, (), None)
         shape = found.shape[1:] if found is not None else spec.shape[1:]
         real = DATATYPES[spec.datatype].kind == "f"
-        if found is not None and real and not np.isfinite(found).all():
+        if found is not None and (not found.size or (real and not np.isfinite(found).all())):
             found = None
         return cls(spec.name, real, tuple(shape), None if found is None else found[0])
 
     def largest(self, *index: Any) -> float | None:
         """Returns the largest absolute value of a part; None without a trial run."""
-        if self.values is None or not self.values.size:
-            return None
-        return float(np.abs(self.values[index] if index else self.values).max(initial=0))
+        return None if self.values is None else float(np.abs(self.values[index]).max(initial=0))
 
     @property
     def probable(self) -> bool:
@@ -55,20 +53,16 @@ class Output(NamedTuple):
     @property
     def percentages(self) -> bool:
         """Returns whether the values of the trial run are percentages that sum to 100."""
-        if self.values is None or not self.values.size:
-            return False
-        flat = self.values.reshape(-1).astype(np.float64)
-        return bool(flat.min() >= 0 and abs(flat.sum() - 100) < _ROUNDED)
+        return self._sums_within(100 - _ROUNDED, 100 + _ROUNDED, most=100)
 
-    def _sums_within(self, low: float, high: float) -> bool:
-        if self.values is None or not self.values.size:
+    def _sums_within(self, low: float, high: float, most: float = 1) -> bool:
+        """Returns whether the values of the trial run are from 0 to `most`, and their sum from `low` to `high`."""
+        if self.values is None:
             return False
-        flat = self.values.reshape(-1).astype(np.float64)
-        return bool(flat.min() >= -1e-6 and flat.max() <= 1 + 1e-6 and low <= flat.sum() <= high)
+        values = self.values.astype(np.float64)
+        return bool(values.min() >= -1e-6 and values.max() <= most + 1e-6 and low <= values.sum() <= high)
 
     @property
     def whole(self) -> bool:
         """Returns whether all values are whole numbers, and any is above 1."""
-        if self.values is None or not self.values.size:
-            return False
-        return bool((self.values == np.rint(self.values)).all() and self.values.max() > 1)
+        return self.values is not None and bool((self.values == np.rint(self.values)).all() and self.values.max() > 1)
