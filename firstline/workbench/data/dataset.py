@@ -248,6 +248,15 @@ class Dataset:
     def _column(self, name: str) -> Sequence[Any]:
         return self.table.column(name) if self.table is not None else ()
 
+    def _cells(self, name: str) -> list[Any]:
+        """Returns the cell of each sample in a column."""
+        values = self._column(name)
+        return [values[sample.row] for sample in self.samples]
+
+    def _texts(self, name: str) -> list[str]:
+        """Returns the text of each sample in a column, without spaces around it; "" for an empty cell."""
+        return list(map(_text, self._cells(name)))
+
     def _lacks(self, spec: InputSpec) -> str:
         if self.table is None or self.media is not None:
             return (
@@ -266,22 +275,21 @@ class Dataset:
         unique = () if isinstance(task, Embedding) else labels  # rows of a gallery with one label are one class
         if self.table is None:
             return self._folder_labels(labels, unique)
-        named = self._has_truth("name", inputs)
-        if not (self._has(self.label_column) or named):
+        has_labels, has_names = self._has(self.label_column), self._has_truth("name", inputs)
+        if not (has_labels or has_names):
             return None
-        names = [_text(name) for name in self._column("name")] if named else None
-        cells = self._column(self.label_column) if self._has(self.label_column) else None
+        cells = self._texts(self.label_column) if has_labels else [""] * len(self)
+        names = self._texts("name") if has_names else [""] * len(self)
         positions = {label: position for position, label in enumerate(labels)}
-        found = np.empty(len(self.samples), np.int64)
-        for position, sample in enumerate(self.samples):
-            where, name = self.table.where(sample.row), names[sample.row] if names is not None else ""
-            if cells is None:
+        found = np.empty(len(self), np.int64)
+        for position, (sample, cell, name) in enumerate(zip(self.samples, cells, names, strict=True)):
+            where = self.table.where(sample.row)
+            if not has_labels:
                 if name and name not in positions:
                     raise ConfigError(f"{where} names the class '{name}', which is not one of the bundle's labels.")
                 _refuse_shared(name, unique, where)
                 found[position] = positions[name] if name else UNLABELLED
                 continue
-            cell = _text(cells[sample.row])
             _refuse_shared(cell, unique, where)
             advice = "" if name in positions else "add a column 'name' with the names"
             found[position] = label = _label_of(cell, positions, len(labels), where, advice)
@@ -297,7 +305,7 @@ class Dataset:
         """Returns a number for each different label of the data, for tasks without labels of their own."""
         if not self._has(self.label_column):
             return None
-        cells = [_text(self._column(self.label_column)[sample.row]) for sample in self.samples]
+        cells = self._texts(self.label_column)
         numbers = {cell: number for number, cell in enumerate(dict.fromkeys(cells))}
         numbers |= dict.fromkeys(("", "-1", "-1.0", "nan"), UNLABELLED)
         return np.array([numbers[cell] for cell in cells], np.int64)
@@ -318,11 +326,10 @@ class Dataset:
         """Returns which labels each sample has, BOOL (n, labels): numbers or names, separated by semicolons."""
         if self.table is None or not self._has(self.label_column):
             return None
-        cells = self._column(self.label_column)
         positions = {label: position for position, label in enumerate(labels)}
-        found = np.zeros((len(self.samples), len(labels)), np.bool_)
-        for position, sample in enumerate(self.samples):
-            for part in filter(None, map(str.strip, _text(cells[sample.row]).split(";"))):
+        found = np.zeros((len(self), len(labels)), np.bool_)
+        for position, (sample, cell) in enumerate(zip(self.samples, self._texts(self.label_column), strict=True)):
+            for part in filter(None, map(str.strip, cell.split(";"))):
                 where = self.table.where(sample.row)
                 _refuse_shared(part, labels, where)
                 label = _label_of(part, positions, len(labels), where, "rename the bundle's label")
@@ -359,8 +366,8 @@ class Dataset:
         """Returns the seconds and the number of the cluster of each sample, as far as the data has them."""
         found: dict[str, Array] = {}
         if TIME in names and self._has(TIME):
-            cells = self._column(TIME)
-            found[TIME] = np.array([_seconds(cells[sample.row], self.place_of(sample)) for sample in self.samples])
+            cells = zip(self.samples, self._cells(TIME), strict=True)
+            found[TIME] = np.array([_seconds(cell, self.place_of(sample)) for sample, cell in cells])
         if SEQUENCE in names and self.clusters:
             found[SEQUENCE] = np.unique(np.array(self.clusters), return_inverse=True)[1].astype(np.int64)
         return found
@@ -383,7 +390,7 @@ class Dataset:
         name = self.label_column if is_label and self._has(self.label_column) else spec.name
         values: Sequence[Any]
         if self._has(name) if name == self.label_column else self._has_truth(name, inputs):
-            values = self._column(name)
+            values = self._cells(name)
         elif isinstance(task, Regression) and all(self._has_truth(column, inputs) for column in task.names):
             name, values = task.names[0], list(zip(*map(self._numbers, task.names), strict=True))
         else:
@@ -391,9 +398,9 @@ class Dataset:
         may_be_absent = spec.datatype in _FLOATS
         rows = [
             None
-            if may_be_absent and is_empty(values[sample.row])
-            else row_of(values[sample.row], spec.datatype, spec.shape[1:], f"{self.place_of(sample)}, column '{name}',")
-            for sample in self.samples
+            if may_be_absent and is_empty(value)
+            else row_of(value, spec.datatype, spec.shape[1:], f"{self.place_of(sample)}, column '{name}',")
+            for sample, value in zip(self.samples, values, strict=True)
         ]
         shapes = {row.shape for row in rows if row is not None}
         if len(shapes) > 1:
@@ -404,12 +411,10 @@ class Dataset:
         return np.stack([absent if row is None else row for row in rows]).astype(DATATYPES[spec.datatype])
 
     def _numbers(self, name: str) -> list[Any]:
-        cells = enumerate(self._column(name))
+        """Returns the number of each sample in a column; NaN for an empty cell."""
         return [
-            np.nan
-            if is_empty(cell)
-            else row_of(cell, "FP64", (), f"row {row + 1} of {self.path}, column '{name}',")[()]
-            for row, cell in cells
+            np.nan if is_empty(cell) else row_of(cell, "FP64", (), f"{self.place_of(sample)}, column '{name}',")[()]
+            for sample, cell in zip(self.samples, self._cells(name), strict=True)
         ]
 
     def _without_truth(self, task: Task) -> str:

@@ -18,7 +18,6 @@ from firstline.workbench.recognition.outputs import Output
 from firstline.workbench.recognition.reading import Reading, Surroundings
 from firstline_core.types import Arrays
 
-
 FAMILIES_OF_IMAGES = (
     detectors.ssd,
     detectors.detr,

@@ -18,7 +18,7 @@ class Output(NamedTuple):
         name: of the output.
         real: whether its numbers are real.
         shape: without the axis of rows; () if rows are not its first axis.
-        values: of the trial run, without the axis of rows; None without a trial run, or with NaN, infinity or no number.
+        values: of the trial run, without the axis of rows; None without a run, or with NaN, infinity or no number.
     """
 
     name: str

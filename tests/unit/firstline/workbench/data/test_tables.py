@@ -265,9 +265,11 @@ def test_true_values_are_in_the_label_or_in_columns_of_their_names(tmp_path: Pat
         assert _truth(tmp_path, content, place, "values") == [[[1, 2], [3, 4]]]
     assert _truth(tmp_path, "label\n0.5\n", Regression(("price",), absolute=1), "values") == [[[0.5]]]
     with pytest.raises(
-        ConfigError, match=r"row 2 of .*rows\.csv, column 'y', is 'much'; write a number, .*: the model takes FP64"
+        ConfigError, match=r"rows\.csv:3, column 'y', is 'much'; write a number, .*: the model takes FP64"
     ):
         _truth(tmp_path, "x,y\n1,2\n1,much\n", place, "values")
+    some = open_dataset(tmp_path / "rows.csv", limit=1).required_truth(place)  # the other row is not read
+    assert some["values"].tolist() == [[1, 2]]
 
 
 def test_input_is_not_the_truth(tmp_path: Path) -> None:
