@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -167,7 +168,7 @@ def _chosen(arguments: list[str] | tuple[str, ...], files: dict[str, Path]) -> d
     found: dict[str, list[int]] = {}
     for argument in arguments:
         role, _, number = argument.partition("=")
-        if role not in files or not number.isdigit():
+        if role not in files or not re.fullmatch("[0-9]{1,4}", number):
             raise ConfigError(
                 f"--choose {argument[:80]!a} is not in the form edge=N or full=N; N is a number on the contact sheet."
             )

@@ -217,8 +217,8 @@ def draft_of(
     with naming(spec.out, "written"):
         spec.out.mkdir(parents=True, exist_ok=True)
         if task.labels:
-            (spec.out / "labels.txt").write_text("\n".join(task.labels) + "\n")
-        recipe.write_text(text)
+            (spec.out / "labels.txt").write_text("\n".join(task.labels) + "\n", encoding="utf-8")
+        recipe.write_text(text, encoding="utf-8")
         folder = TemporaryDirectory(prefix=f".{BUNDLE}.", dir=spec.out)
     with folder as place:
         yield create_bundle(replace(read_recipe(recipe), recipe=None), Path(place) / BUNDLE, warn=warn, options=options)

@@ -136,11 +136,16 @@ def contracts_of(certification: Certification) -> Iterator[TestedContract]:
 def draw_disagreements(measured: Measured, folder: Path) -> None:
     """Writes pictures of rows in which the models differ, the accepted ones first, edge at the left.
 
-    Writes none if the data are no images.
+    Writes none if the data are no images. Pictures of an earlier run are deleted, and the folder if it is empty.
 
     Raises:
-        ConfigError: a picture cannot be written.
+        ConfigError: a picture cannot be written or deleted.
     """
+    with naming(folder, "written"):
+        for earlier in folder.glob("[0-9][0-9]-*.png"):
+            earlier.unlink()
+        if folder.is_dir() and not any(folder.iterdir()):
+            folder.rmdir()
     for edge in measured.edges:
         for number, drawn in enumerate(disagreements(measured, edge, _PICTURES), 1):
             picture = Image.new("RGB", (drawn.edge.width + drawn.full.width, drawn.edge.height))

@@ -1,7 +1,9 @@
 """`firstline pair` from the command line."""
 
 import json
+import os
 import re
+import subprocess
 import sys
 from functools import partial
 from pathlib import Path
@@ -52,6 +54,21 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.usefixtures("site")
 def test_the_next_command_can_be_typed() -> None:
     assert "Next: firstline run 'my pair/bundle'" in _run(*_PAIR, "--data", "data", "--out", "my pair").stdout
+
+
+def test_pictures_of_an_earlier_run_are_deleted(site: Path) -> None:
+    (site / "out/disagreements").mkdir(parents=True)
+    (site / "out/disagreements/01-accepted-old.png").touch()
+    assert "Pictures of disagreements" not in _run(*_PAIR, *_DATA).stdout
+    assert not (site / "out/disagreements").exists()
+
+
+def test_labels_of_any_script_are_written_without_a_locale(site: Path) -> None:
+    (site / "labels.txt").write_text("rouge\nvert\nbleuté\n", encoding="utf-8")
+    arguments = (sys.executable, "-m", "firstline", "pair", *_PAIR, *_DATA, "--labels", "labels.txt")
+    locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    subprocess.run(arguments, env={**os.environ, **locale}, capture_output=True, check=True)
+    assert open_bundle(site / "out" / "bundle").manifest.labels == ("rouge", "vert", "bleuté")
 
 
 def test_two_files_become_a_certified_bundle(site: Path) -> None:
@@ -158,6 +175,8 @@ def test_a_person_chooses_from_a_contact_sheet_what_nothing_tells(site: Path) ->
     with Image.open(out / "contact-full-scaling.png") as sheet:
         assert sheet.size == (1280, 1920)
     assert "has the numbers 1 to 6" in _run(*arguments, "--choose", "full=9", code=2).stderr
+    for number in ("²", "1" * 5000):
+        assert "is not in the form" in _run(*arguments, "--choose", f"full={number}", code=2).stderr
     _run(*arguments, "--choose", "full=3")
     recipe = (out / "recipe.toml").read_text()
     assert "pixels from 0 to 1: chosen from contact-full-scaling.png" in recipe
