@@ -234,11 +234,11 @@ def _certify_events(bundle: Bundle, evidence: Evidence, terms: Terms, placing: E
     elif len(part):
         places = {name: scores[part[event.counts[part]]] for name, event in events.items()}
     test = _EventsTest(
-        scores,
-        {name: event.loss for name, event in events.items()},
-        {name: evidence.units(rest[event.counts[rest]], seed) for name, event in events.items()},
-        places,
-        seed,
+        scores=scores,
+        losses={name: event.loss for name, event in events.items()},
+        rows={name: evidence.units(rest[event.counts[rest]], seed) for name, event in events.items()},
+        places=places,
+        seed=seed,
     )
     found = test.prove(promises)
     kept = 0.0 if found.threshold is None else float((scores[rest] >= found.threshold).mean())
@@ -471,12 +471,12 @@ def certify_field_promises(bundle: Bundle, audits: ScoreTable, terms: Terms) -> 
     fraction = _deciding_share(terms, sum(map(np.count_nonzero, can_occur.values())))
     part, rest = split(len(scores), fraction, terms.seed)
     found = _EventsTest(
-        scores,
-        by_event,
-        {name: rest[counts[rest]] for name, counts in can_occur.items()},
-        {name: scores[part[counts[part]]] for name, counts in can_occur.items()} if len(part) else None,
-        terms.seed,
-        weights,
+        scores=scores,
+        losses=by_event,
+        rows={name: rest[counts[rest]] for name, counts in can_occur.items()},
+        places={name: scores[part[counts[part]]] for name, counts in can_occur.items()} if len(part) else None,
+        seed=terms.seed,
+        weights=weights,
     ).prove(promises)
     accepted = scores[rest] >= (np.inf if found.threshold is None else found.threshold)
     kept = float(weights[rest][accepted].sum() / weights[rest].sum())

@@ -142,13 +142,13 @@ def evidence_of(measured: Measured) -> dict[str, Evidence]:
     sequences = find_sequences(dataset)
     return {
         edge.answers.model.id: Evidence(
-            edge.answers.model,
-            EdgeRows(task, edge.answers.outputs, edge.answers.evidence),
-            edge.scores,
-            measured.full.outputs,
-            measured.truth,
-            dataset.clusters,
-            sequences,
+            variant=edge.answers.model,
+            edge=EdgeRows(task, edge.answers.outputs, edge.answers.evidence),
+            scores=edge.scores,
+            full=measured.full.outputs,
+            truth=measured.truth,
+            clusters=dataset.clusters,
+            sequences=sequences,
         )
         for edge in measured.edges
     }

@@ -63,17 +63,16 @@ def read_model_file(file: Path, options: RuntimeOptions = RuntimeOptions()) -> M
             without_rows += tuple(spec.name for spec in raw.outputs if len(spec.shape) < 2 or spec.shape[0] != 1)
         loaded = RowByRow(raw, without_rows)
         operators, metadata = (operator_names(file), {}) if runtime == "tflite" else _onnx(file.read_bytes())
-        labels = _named(metadata) or _inside(file)
         return ModelFile(
-            file.name,
-            runtime,
-            loaded.inputs,
-            loaded.outputs,
-            dict(loaded.ranges),
-            operators,
-            metadata,
-            labels,
-            without_rows,
+            name=file.name,
+            runtime=runtime,
+            inputs=loaded.inputs,
+            outputs=loaded.outputs,
+            ranges=dict(loaded.ranges),
+            operators=operators,
+            metadata=metadata,
+            labels=_named(metadata) or _inside(file),
+            without_rows=without_rows,
         )
 
 

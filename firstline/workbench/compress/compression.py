@@ -231,10 +231,14 @@ def _judged(
     accuracies = _accuracies(judged)
     figures = {}
     for model in models:
-        latency_ms, energy_mj, waited_share = costs.get(model.id, Cost())
-        kept = proofs[model.id].result.kept if model.id in proofs else None
-        of_model = model.id, accuracies[model.id], latency_ms, model.artefact.size_bytes
-        figures[model.id] = Figures(*of_model, kept, energy_mj, waited_share)
+        cost = costs.get(model.id, Cost())
+        figures[model.id] = Figures(
+            id=model.id,
+            accuracy=accuracies[model.id],
+            size_bytes=model.artefact.size_bytes,
+            kept=proofs[model.id].result.kept if model.id in proofs else None,
+            **cost._asdict(),
+        )
     there = tuple(figures[model.id] for model in manifest.models)
     rivals = [one for one in there if one.latency_ms is not None]
     promised = any(valid_certificate(manifest, model) is not None for model in manifest.edge)
@@ -249,15 +253,15 @@ def _judged(
         return replace(one, figures=found, verdict=verdict)
 
     return Compression(
-        source,
-        "" if profile is None else profile.machine,
-        rule,
-        there,
-        tuple(map(with_verdict, made)),
-        {one.id: proofs[one.id] for one in new},
-        (len(parts.make), len(parts.judge), len(parts.certify)),
-        rows_checked,
-        _accuracies(certified),
+        source=source,
+        target="" if profile is None else profile.machine,
+        rule=rule,
+        existing=there,
+        candidates=tuple(map(with_verdict, made)),
+        certifications={one.id: proofs[one.id] for one in new},
+        rows=(len(parts.make), len(parts.judge), len(parts.certify)),
+        rows_checked=rows_checked,
+        certified_accuracy=_accuracies(certified),
     )
 
 

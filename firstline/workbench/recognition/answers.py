@@ -11,7 +11,7 @@ import numpy as np
 from firstline.workbench.model_file import ModelFile
 from firstline.workbench.recognition.inputs import Start, windows_of
 from firstline.workbench.recognition.outputs import Output
-from firstline.workbench.recognition.reading import GUESS, LIKELY, SURE, Choice, Reading, choice, escaped
+from firstline.workbench.recognition.reading import GUESS, LIKELY, SURE, Choice, Reading, escaped
 
 _KINDS = {"image": "", "audio": "audio ", "text": "text ", "tensor": "table "}
 _SPREAD = r"(?<!log)(?<!log_)(spread|scale|sigma|std|deviation|uncertainty|error)"
@@ -23,9 +23,9 @@ _LAYERS = {"matmul", "gemm", "conv", "conv_2d", "fully_connected", "mul"}  # a s
 _MOST_VALUES = 4096
 _UNLABELLED = 0.7  # an anomaly model without labelled data
 _OF_PIXELS = (
-    choice("scaling", "unit", "symmetric", "imagenet", "bytes", "centred", known=False),
-    choice("mode", "RGB", "BGR"),
-    choice("geometry", "squash", "corner", "center"),
+    Choice("scaling", ("unit", "symmetric", "imagenet", "bytes", "centred"), known=False),
+    Choice("mode", ("RGB", "BGR")),
+    Choice("geometry", ("squash", "corner", "center")),
 )
 
 
@@ -62,9 +62,9 @@ def classifier(file: ModelFile, start: Start, outputs: Sequence[Output]) -> Iter
         classes=classes,
         choices=(
             *_sizes(start),
-            choice("scaling", *scalings, known=False),
-            choice("mode", "RGB", "BGR", known=bool(start.inputs.quantised)),
-            choice("geometry", *(("crop", "squash") if imagenet else ("squash", "crop"))),
+            Choice("scaling", scalings, known=False),
+            Choice("mode", ("RGB", "BGR"), known=bool(start.inputs.quantised)),
+            Choice("geometry", ("crop", "squash") if imagenet else ("squash", "crop")),
         ),
         assumptions=(why,),
     )
@@ -75,7 +75,7 @@ def _sizes(start: Start) -> tuple[Choice, ...]:
     usual, own = start.inputs.size, start.near.image_size
     if not start.inputs.any_size or usual is None or own is None or max(own) >= min(usual):
         return ()
-    return (choice("size", *(f"{width}x{height}" for width, height in (own, usual)), known=False),)
+    return (Choice("size", tuple(f"{width}x{height}" for width, height in (own, usual)), known=False),)
 
 
 def _kind(start: Start) -> str:
@@ -155,7 +155,7 @@ def regression(file: ModelFile, start: Start, outputs: Sequence[Output]) -> Iter
         classes=count,
         decoder=f"spread:{escaped(spreads[0].name)}" if spreads else "",
         output=output.name,
-        choices=(*_OF_PIXELS, *((choice("standardized", "raw", "standardize", known=False),) if windows else ())),
+        choices=(*_OF_PIXELS, *((Choice("standardized", ("raw", "standardize"), known=False),) if windows else ())),
         assumptions=(f"'{output.name}' is {'a number' if count == 1 else f'{count} numbers'} for each row", *why),
     )
 
@@ -222,9 +222,9 @@ def segmentation(file: ModelFile, start: Start, outputs: Sequence[Output]) -> It
         classes=classes,
         padding="pad=128:rounding=nearest",
         choices=(
-            choice("scaling", *scalings, known=False),
-            choice("mode", "RGB", "BGR"),
-            choice("geometry", *geometries),
+            Choice("scaling", scalings, known=False),
+            Choice("mode", ("RGB", "BGR")),
+            Choice("geometry", geometries),
         ),
         assumptions=(
             f"a class for each pixel{f' of {classes}' if classes else ''}, "

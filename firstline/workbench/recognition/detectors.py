@@ -11,14 +11,14 @@ import numpy as np
 from firstline.workbench.model_file import ModelFile
 from firstline.workbench.recognition.inputs import Start
 from firstline.workbench.recognition.outputs import Output
-from firstline.workbench.recognition.reading import GUESS, LIKELY, SURE, Reading, choice, escaped
+from firstline.workbench.recognition.reading import GUESS, LIKELY, SURE, Choice, Reading, escaped
 from firstline_core.processing.boxes import anchors as anchors_of
 from firstline_core.processing.geometry import InputSize
 from firstline_core.processing.steps import Anchors
 from firstline_core.types import Array
 
-_COLOURS = choice("mode", "RGB", "BGR")
-_STRETCHED = choice("geometry", "squash", "corner", "center")
+_COLOURS = Choice("mode", ("RGB", "BGR"))
+_STRETCHED = Choice("geometry", ("squash", "corner", "center"))
 _STRIDES = (8, 16, 32)
 _MOST_QUERIES = 1000
 
@@ -44,10 +44,10 @@ def ssd(file: ModelFile, image: Start, outputs: Sequence[Output]) -> Iterator[Re
     if not file.labels:
         maps = ("coco91", "", "coco90") if one_based else ("", "coco90", "coco91")
         # TFLite's numbers leave out the background, but not COCO's unused ids.
-        choices.append(choice("class_map", *maps, known=file.runtime != "tflite"))
+        choices.append(Choice("class_map", maps, known=file.runtime != "tflite"))
     scalings = ("symmetric", "unit") if tensorflow else ("unit", "imagenet")
     torchvision = not tensorflow and bool(file.without_rows)  # its detectors normalise the pixels themselves
-    choices.append(choice("scaling", *scalings, known=torchvision))
+    choices.append(Choice("scaling", scalings, known=torchvision))
     yield image.reading(
         "ssd",
         "detection",
@@ -119,8 +119,8 @@ def detr(file: ModelFile, image: Start, outputs: Sequence[Output]) -> Iterator[R
         score=0.5,
         inside=True,
         choices=(
-            choice("scaling", *(("imagenet", "unit") if softmax else ("unit", "imagenet"))),
-            *(() if known or columns in (80, 92) else (choice("decoder", *decoders, known=False),)),
+            Choice("scaling", ("imagenet", "unit") if softmax else ("unit", "imagenet")),
+            *(() if known or columns in (80, 92) else (Choice("decoder", decoders, known=False),)),
             _COLOURS,
             _STRETCHED,
         ),
@@ -142,7 +142,7 @@ def anchors(file: ModelFile, image: Start, outputs: Sequence[Output]) -> Iterato
     columns, values = scores.shape[-1], scores.values
     inside = values is not None and bool(values.min() >= 0 and values.max() <= 1)
     decoder = f"anchors:{escaped(offsets.name)}:{escaped(scores.name)}"
-    decoders = [decoder + end for end in ((":activation=none",) if inside else ("", ":activation=softmax"))]
+    decoders = tuple(decoder + end for end in ((":activation=none",) if inside else ("", ":activation=softmax")))
     yield image.reading(
         "ssd anchors",
         "detection",
@@ -152,8 +152,8 @@ def anchors(file: ModelFile, image: Start, outputs: Sequence[Output]) -> Iterato
         class_map="coco90" if columns == 91 and len(file.labels) != 90 else "",
         score=0.5,
         choices=(
-            *(() if inside else (choice("decoder", *decoders, known=columns == 91),)),
-            choice("scaling", "symmetric", "unit"),
+            *(() if inside else (Choice("decoder", decoders, known=columns == 91),)),
+            Choice("scaling", ("symmetric", "unit")),
             _COLOURS,
             _STRETCHED,
         ),
@@ -177,7 +177,7 @@ def fastestdet(file: ModelFile, image: Start, outputs: Sequence[Output]) -> Iter
         decoder="fastestdet",
         classes=channels - 5,
         score=0.6,
-        choices=(choice("mode", "BGR", "RGB"), _STRETCHED, choice("scaling", "unit", "bytes")),
+        choices=(Choice("mode", ("BGR", "RGB")), _STRETCHED, Choice("scaling", ("unit", "bytes"))),
         assumptions=(f"one grid of {columns}x{rows} cells with {channels} channels is FastestDet's",),
     )
 
@@ -205,9 +205,9 @@ def box_rows(file: ModelFile, image: Start, outputs: Sequence[Output]) -> Iterat
         inside=True,
         score=0.3,
         choices=(
-            choice("geometry", "center", "squash", "corner", known=by_ultralytics),
-            choice("mode", "RGB", "BGR", known=by_ultralytics),
-            choice("scaling", "unit", "bytes", "imagenet", known=by_ultralytics),
+            Choice("geometry", ("center", "squash", "corner"), known=by_ultralytics),
+            Choice("mode", ("RGB", "BGR"), known=by_ultralytics),
+            Choice("scaling", ("unit", "bytes", "imagenet"), known=by_ultralytics),
         ),
         assumptions=(
             f"rows are image, x1, y1, x2, y2 in {unit}, class, score, with suppression inside, as YOLOv7 writes them"
@@ -260,9 +260,9 @@ def yolo(file: ModelFile, image: Start, outputs: Sequence[Output]) -> Iterator[R
         output=output.name,
         classes=classes,
         choices=(
-            choice("scaling", "unit", "bytes"),
+            Choice("scaling", ("unit", "bytes")),
             _COLOURS,
-            choice("geometry", "center", "squash", "corner", known=ultralytics),
+            Choice("geometry", ("center", "squash", "corner"), known=ultralytics),
         ),
         assumptions=(
             f"{count} boxes of {columns} numbers are those of {family} with {classes} classes, boxes in {unit}, "
@@ -287,9 +287,9 @@ def _yolox(
         output=output.name,
         classes=columns - 5,
         choices=(
-            choice("scaling", "bytes", "unit", "imagenet"),
-            choice("mode", "BGR", "RGB"),
-            choice("geometry", "corner", "squash", "center"),
+            Choice("scaling", ("bytes", "unit", "imagenet")),
+            Choice("mode", ("BGR", "RGB")),
+            Choice("geometry", ("corner", "squash", "center")),
         ),
         assumptions=(
             f"one box of {columns} numbers for each cell at strides {', '.join(map(str, strides))} is YOLOX's; its "
@@ -319,6 +319,6 @@ def _queries(file: ModelFile, image: Start, output: Output, columns: int, count:
         output=output.name,
         classes=columns - 4,
         score=0.5,
-        choices=(choice("scaling", "unit", "imagenet"), _STRETCHED),
+        choices=(Choice("scaling", ("unit", "imagenet")), _STRETCHED),
         assumptions=(f"{count} queries with {columns - 4} scores each, boxes in fractions",),
     )

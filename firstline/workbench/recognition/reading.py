@@ -64,7 +64,7 @@ class Choice(NamedTuple):
 
     field: str
     values: tuple[str, ...]
-    known: bool
+    known: bool = True
 
     def parsed(self, value: str) -> Any:
         """Returns a value as the field has it."""
@@ -275,8 +275,3 @@ def _scale(name: str, mode: str) -> str:
 def escaped(name: str) -> str:
     """Returns the name of an output as steps spell it."""
     return name.replace(":", "\\:")
-
-
-def choice(field: str, *values: str, known: bool = True) -> Choice:
-    """Returns an open property, the preferred value first."""
-    return Choice(field, values, known)

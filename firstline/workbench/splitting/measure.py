@@ -240,11 +240,11 @@ def _measure_row(whole: LoadedModel, cuts: Sequence[Halves], inputs: Arrays, int
 
 def _cut_of(cut: Halves, found: _Measurements, task: Task, truth: Arrays | None) -> Cut:
     return Cut(
-        cut.tensor,
-        cut.shape,
-        found.median_ms("head", cut.tensor),
-        found.median_ms("tail", cut.tensor),
-        tuple(_form(cut.tensor, checkpoint, found, task, truth) for checkpoint in cut.checkpoints()),
+        tensor=cut.tensor,
+        shape=cut.shape,
+        head_ms=found.median_ms("head", cut.tensor),
+        tail_ms=found.median_ms("tail", cut.tensor),
+        forms=tuple(_form(cut.tensor, checkpoint, found, task, truth) for checkpoint in cut.checkpoints()),
     )
 
 
@@ -253,11 +253,11 @@ def _form(tensor: str, checkpoint: Checkpoint, found: _Measurements, task: Task,
     through, whole = join_rows(found.answers[key]), join_rows(found.answers[()])
     lost = None if truth is None else quality(task, whole, {}, truth) - quality(task, through, {}, truth)
     return Form(
-        checkpoint.form,
-        checkpoint.raw_bytes,
-        float(np.mean(found.sizes[key])),
-        found.median_ms("pack", *key),
-        found.median_ms("unpack", *key),
-        float(task.loss(through, whole).mean(dtype=np.float64)),
-        None if lost is None else round(lost, 12),
+        name=checkpoint.form,
+        raw_bytes=checkpoint.raw_bytes,
+        sent_bytes=float(np.mean(found.sizes[key])),
+        pack_ms=found.median_ms("pack", *key),
+        unpack_ms=found.median_ms("unpack", *key),
+        disagreement=float(task.loss(through, whole).mean(dtype=np.float64)),
+        accuracy_loss=None if lost is None else round(lost, 12),
     )
