@@ -372,7 +372,8 @@ def _put(staged: Path, out: Path) -> None:
     out.rename(aside)
     try:
         staged.rename(out)
-    except OSError:
-        aside.rename(out)
+    except BaseException:  # such as an interrupt by the user
+        if not out.exists():
+            aside.rename(out)
         raise
     shutil.rmtree(aside)

@@ -454,7 +454,7 @@ def _kind(name: str, declared: _Input, models: Sequence[ModelSpec]) -> Kind:
 def _configured(recipe: _Fields, labels: Sequence[str], file: Path, folder: Path) -> Task | None:
     """Returns the task that the recipe's table configures; None for classifiers."""
     tables = {kind: table for kind in (*_KINDS, _TASK) if (table := getattr(recipe, kind, None)) is not None}
-    if not tables and not labels:
+    if not tables and not recipe.labels:
         raise ConfigError(f'{file}: a classifier needs `labels = "FILE"`, one label a line.')
     if not tables:
         return None

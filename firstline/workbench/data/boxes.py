@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from codecs import BOM_UTF8
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePosixPath
@@ -69,7 +70,7 @@ class CocoBoxes:
         try:
             with naming(path):
                 encoded = read_limited(path, COCO_LIMIT_BYTES)
-            content = msgspec.json.decode(encoded, type=_Coco)
+            content = msgspec.json.decode(encoded.removeprefix(BOM_UTF8), type=_Coco)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise ConfigError(
                 f"{path} is not in COCO's form (images, annotations, categories): {fault_of(error)}; export it again."
@@ -152,7 +153,7 @@ def read_yolo_boxes(file: Path, size: tuple[int, int], labels: int) -> Boxes:
         ConfigError: the file cannot be read, or a line is not a box.
     """
     try:
-        text = read_limited(file, YOLO_LIMIT_BYTES).decode()
+        text = read_limited(file, YOLO_LIMIT_BYTES).decode("utf-8-sig")
     except FileNotFoundError:
         text = ""
     except (OSError, ValueError) as error:

@@ -6,6 +6,7 @@ import csv
 import io
 import math
 import zipfile
+from codecs import BOM_UTF8
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -139,7 +140,7 @@ def read_json_lines(path: Path) -> Table:
     """
     rows, lines, columns = list[dict[str, Any]](), list[int](), dict[str, None]()
     decoder = msgspec.json.Decoder(dict[str, Any])
-    for number, line in enumerate(_content(path).split(b"\n"), 1):
+    for number, line in enumerate(_content(path).removeprefix(BOM_UTF8).split(b"\n"), 1):
         if not line.strip():
             continue
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageOps
 
 from firstline.workbench.decodings import DecodingDecision, Trials
 from firstline.workbench.recognition.reading import Reading
@@ -16,7 +16,7 @@ from firstline_core.storage.files import naming
 from firstline_core.tasks.drawing import COLOURS, write
 from firstline_core.types import Arrays, slice_rows
 
-_WIDTH = 640
+_WIDTH, _MOST_HEIGHT = 640, 1280  # of a panel
 _COLUMNS = 2
 
 
@@ -49,7 +49,7 @@ def write_contact_sheet(file: Path, trials: Trials, reading: Reading, decision: 
     if encoded is None:
         return tuple(found)
     original = decode(encoded, Decode(), "the image")
-    picture = original.resize((_WIDTH, max(1, round(_WIDTH * original.height / original.width))))
+    picture = ImageOps.contain(original, (_WIDTH, _MOST_HEIGHT))
     panels = []
     for number, (value, outputs) in enumerate(found.items(), 1):
         drawn = trials.task.draw(original, slice_rows(outputs, row, row + 1), 0).resize(picture.size)

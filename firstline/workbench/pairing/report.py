@@ -22,6 +22,7 @@ from firstline_core.storage.files import naming
 from firstline_core.telemetry.wording import rounded
 
 _PICTURES = 12
+_NAME_CHARACTERS = 50  # of four bytes at most: file systems allow 255 bytes
 
 
 class TestedContract(Struct, frozen=True):
@@ -152,7 +153,7 @@ def draw_disagreements(measured: Measured, folder: Path) -> None:
             picture.paste(drawn.edge, (0, 0))
             picture.paste(drawn.full, (drawn.edge.width, 0))
             decided = "accepted" if drawn.accepted else "escalated"
-            file = folder / f"{number:02}-{decided}-{Path(drawn.name).stem}.png"
+            file = folder / f"{number:02}-{decided}-{Path(drawn.name).stem[:_NAME_CHARACTERS]}.png"
             with naming(file, "written"):
                 folder.mkdir(parents=True, exist_ok=True)
                 picture.save(file)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from firstline.workbench.model_file import ModelFile
-from firstline.workbench.recognition.reading import Choice, Feed, Reading, Surroundings
+from firstline.workbench.recognition.reading import Choice, Feed, Reading, Surroundings, escaped
 from firstline_core.processing.steps import Datatype, InputSpec
 from firstline_core.types import DATATYPES, TensorSpec
 
@@ -172,8 +172,9 @@ def _tokens(file: ModelFile, near: Surroundings) -> Reading | None:
     dynamic = any(kind in ("DynamicQuantizeLinear", "MatMulInteger") for kind in file.operators)
     padding = ":padding=length" if dynamic or any(spec.shape[1] > 0 for spec in file.inputs) else ""
     text = InputSpec(_text_column(near, "text"), "BYTES", (-1,), "text")
+    file_name = escaped(str(near.tokenizer.absolute()))
     steps = {
-        name: f"decode_text,tokenize:{near.tokenizer.absolute()}:{part}:{near.tokens}{padding}:truncate=true"
+        name: f"decode_text,tokenize:file={file_name}:{part}:{near.tokens}{padding}:truncate=true"
         for name, part in parts.items()
     }
     return _begun(

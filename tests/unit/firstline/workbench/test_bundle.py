@@ -167,18 +167,21 @@ def test_failure_leaves_only_the_old_bundle(digits: BundleSpec, tmp_path: Path) 
     assert [path.name for path in tmp_path.iterdir()] == ["bundle"]
 
 
-def test_failed_rename_restores_old_bundle(digits: BundleSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("fault", [OSError(28, "No space left on device"), KeyboardInterrupt()], ids=["full", "Ctrl-C"])
+def test_failed_rename_restores_old_bundle(
+    digits: BundleSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: BaseException
+) -> None:
     out = tmp_path / "bundle"
     create_bundle(digits, out)
     rename = Path.rename
 
     def refuse_new(self: Path, target: Path) -> Path:
         if target == out and not self.name.endswith(".old"):
-            raise OSError(28, "No space left on device")
+            raise fault
         return rename(self, target)
 
     monkeypatch.setattr(Path, "rename", refuse_new)
-    with pytest.raises(ConfigError, match="No space left on device"):
+    with pytest.raises((ConfigError, KeyboardInterrupt), match=r"No space left on device|^$"):
         create_bundle(replace(digits, version=8), out, force=True)
     assert open_bundle(out).manifest.version == 7
     assert [path.name for path in tmp_path.iterdir()] == ["bundle"]

@@ -21,6 +21,7 @@ from firstline.workbench.decodings import Trials
 from firstline.workbench.model_file import ModelFile, read_model_file, with_output_rows
 from firstline.workbench.recognition import recognise
 from firstline.workbench.recognition.reading import COCO, SURE, Reading, Surroundings, Truth
+from firstline.workbench.step_syntax import parse_preprocess
 from firstline.workbench.trial import trial_outputs
 from firstline_core.errors import InferenceError
 from firstline_core.runtime.select import RuntimeOptions
@@ -124,6 +125,14 @@ def test_damaged_archive_in_a_model_has_no_labels(tmp_path: Path) -> None:
     model = (Path(__file__).parents[4] / "models/digits/artefacts/edge.tflite").read_bytes()
     (tmp_path / "model.tflite").write_bytes(model + archive)
     assert read_model_file(tmp_path / "model.tflite").labels == ()
+
+
+def test_folder_of_a_tokenizer_may_have_a_colon() -> None:
+    ids, tokenizer = TensorSpec("input_ids", "INT64", (-1, -1)), Path("/run=1:2/tokenizer.json")
+    file = ModelFile("m.onnx", "onnx", (ids,), (TensorSpec("logits", "FP32", (-1, 2)),))
+    near = Surroundings("tensor", columns=("text",), texts=("text",), tokenizer=tokenizer, tokens=16)
+    (reading, *_) = recognise(file, {"logits": np.array([[-1, 2]], np.float32)}, near)
+    assert parse_preprocess(reading.feeds[0].steps)[1].file == tokenizer
 
 
 @pytest.mark.parametrize("rate", ["²", "0", "9" * 5000])

@@ -141,6 +141,11 @@ def test_recipes_of_the_repository_are_read(tmp_path: Path, name: str) -> None:
     assert read_recipe(Path(__file__).parents[4] / "models" / name / "recipe.toml", tmp_path).name == name
 
 
+def test_labels_that_are_all_skipped_are_counted(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"labels\.txt has 0 labels"):
+        read_recipe(_written(tmp_path, _RECIPE.replace("labels_skip = 1", "labels_skip = 9")))
+
+
 def test_labels_are_not_skipped_from_the_end(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"labels_skip"):
         read_recipe(_written(tmp_path, _RECIPE.replace("labels_skip = 1", "labels_skip = -2")))

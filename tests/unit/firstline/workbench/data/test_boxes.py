@@ -99,6 +99,15 @@ def test_yolo_text_is_the_truth_of_a_detector(tmp_path: Path) -> None:
     assert truth["classes"].tolist() == [[-1, -1], [1, 0]]
 
 
+def test_boxes_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    folder = _images(tmp_path)
+    (folder / "labels").mkdir()
+    (folder / "labels" / "b.txt").write_text("1 0.5 0.5 0.5 0.4\n", encoding="utf-8-sig")
+    assert open_dataset(folder).required_truth(PETS)["count"].tolist() == [0, 1]
+    (folder / "annotations.json").write_text(json.dumps(COCO), encoding="utf-8-sig")
+    assert open_dataset(folder).required_truth(PETS)["count"].tolist() == [2, 0]
+
+
 @pytest.mark.parametrize(
     ("line", "fault"),
     [

@@ -316,3 +316,8 @@ def test_a_cell_may_hold_many_numbers(tmp_path: Path) -> None:
     (tmp_path / "data.csv").write_text(f'x,label\n"{numbers}",1\n')
     ((_, row),) = open_dataset(tmp_path / "data.csv").rows([InputSpec("x", "FP32", (-1, 60_000))])
     assert row["x"].sum() == 30_000
+
+
+def test_json_lines_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    (tmp_path / "data.jsonl").write_text('{"x": 1}\n{"x": 2}\n', encoding="utf-8-sig")
+    assert open_dataset(tmp_path / "data.jsonl").table.columns == ("x",)
