@@ -103,9 +103,9 @@ def measure(
             stack.callback(model.close)
 
         # Scores of probabilities alone read no evidence, which may take as much memory as the outputs.
-        outputs_only = not all_evidence and manifest.task.graph_scores and manifest.policy.score.kind != "energy"
-        with_evidence = models if manifest.task.compares_evidence else () if outputs_only else edges
-        observed = observe(models, manifest.inputs, dataset, progress, with_evidence=with_evidence)
+        reads_evidence = all_evidence or not manifest.task.graph_scores or manifest.policy.score.kind == "energy"
+        stored = models if manifest.task.compares_evidence else edges if reads_evidence else ()
+        observed = observe(models, manifest.inputs, dataset, progress, with_evidence=stored)
     runs = [_edge_run(manifest, one, _scores(manifest, one, score)) for one in observed.answers[: len(edges)]]
     return Measured(
         manifest=manifest,

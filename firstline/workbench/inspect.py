@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 from msgspec import Struct
 
-from firstline.workbench.model_checks import misfit, no_probabilities, noise
+from firstline.workbench.model_checks import misfit, no_probabilities, trial_rows
 from firstline.workbench.row_checks import find_dependence, refusal
 from firstline.workbench.step_syntax import spell
 from firstline_core.bundle.loading import load_model, load_scorer
@@ -148,7 +148,7 @@ def _verified(bundle: Bundle, model: Model, options: RuntimeOptions) -> Check:
             checked = dependence.rows if dependence is not None else None
             if dependence is not None and dependence.depends_on != "nothing":
                 return Check(what, "failed", refusal(dependence, model), checked)
-            inputs = noise(loaded)
+            inputs = trial_rows(loaded)
             if inputs is None:
                 said = f"loads on {loaded.runtime.provider}; its input's sizes are free, so not run"
                 return Check(what, "ok", said, checked)

@@ -94,7 +94,7 @@ def check_model(
                 "one row at a time."
             )
         with closing(load_model(bundle, model, options)) as loaded:
-            _check_outputs(loaded, noise(loaded), source, warn)
+            _check_outputs(loaded, trial_rows(loaded), source, warn)
     except (ConfigError, ModelLoadError) as error:
         raise ConfigError(f"{source.name}: {error.message}") from error
     except FirstlineError as error:
@@ -102,7 +102,7 @@ def check_model(
     return model, found.rows if found is not None else 0
 
 
-def noise(loaded: LoadedModel) -> Arrays | None:
+def trial_rows(loaded: LoadedModel) -> Arrays | None:
     """Returns a made-up batch for a trial run, the same on every call; None if the sizes of an input are not fixed."""
     row = loaded.made_up_inputs(typical=False)
     return None if row is None else row_checks.noise(row, _TRIAL_ROWS)

@@ -170,12 +170,9 @@ class Dataset:
             return self._masks(first, task)
         if first.name == LABEL and first.datatype == "INT64":
             labels = self._labels(task, inputs) if task.labels else self._classes()
-            names = {spec.name for spec in task.truth}
-            return (
-                None
-                if labels is None or (labels == UNLABELLED).all()
-                else {LABEL: labels, **self._order({TIME, SEQUENCE} & names)}
-            )
+            if labels is None or (labels == UNLABELLED).all():
+                return None
+            return {LABEL: labels, **self._order({spec.name for spec in task.truth})}
         if first.name == LABEL and first.datatype == "BOOL":
             return self._label_sets(task.labels)
         found = {
@@ -363,7 +360,7 @@ class Dataset:
         return {MASK: np.stack(masks)}
 
     def _order(self, names: Collection[str]) -> dict[str, Array]:
-        """Returns the seconds and the number of the cluster of each sample, as far as the data has them."""
+        """Returns those of the names that the data has: the seconds and the number of the cluster of each sample."""
         found: dict[str, Array] = {}
         if TIME in names and self._has(TIME):
             cells = zip(self.samples, self._cells(TIME), strict=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -56,12 +57,11 @@ class VideoStore:
             ConfigError: a frame cannot be decoded, or is too large.
         """
         start = 0
-        for position in range(1, len(samples) + 1):
-            before, after = samples[position - 1], samples[position] if position < len(samples) else None
-            if after is not None and after.cluster == before.cluster and after.row > before.row:
+        for end, (before, after) in enumerate(pairwise((*samples, None)), 1):
+            if before and after and after.cluster == before.cluster and after.row > before.row:
                 continue  # the frames of a video are decoded in one pass
-            yield from self._of_one(samples[start:position], where)
-            start = position
+            yield from self._of_one(samples[start:end], where)
+            start = end
 
     def _of_one(self, samples: Sequence[Sample], where: Where) -> Iterator[bytes]:
         av, path = _library(), self._path(samples[0].cluster)

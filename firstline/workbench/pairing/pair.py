@@ -155,15 +155,17 @@ def read_pair(
     for role, reading in recognised.items():
         show(f"{role}: {reading.family} ({reading.sure:.0%} sure): {'; '.join(reading.assumptions)}.")
     inputs = _inputs(readings.values())
+    all_labels = dataset.truth(task, inputs)
     # The first rows decide as long as they settle a choice; data are often sorted by class or cluster.
     order = np.random.default_rng(_SEED).permutation(len(dataset))
+    if all_labels is not None:
+        order = order[np.argsort(~task.labelled(all_labels)[order], kind="stable")]  # labelled rows first
     every = [row for _, row in dataset.rows(inputs)]
     rows = [every[at] for at in order]
     trials = {role: Trials(spec.files[role], task, rows, options, spec.budget_s) for role in files}
     count = min(trials[role].affordable(readings[role], 1) for role in files)
     for each in trials.values():
         each.use(count)
-    all_labels = dataset.truth(task, inputs)
     truth = None if all_labels is None else {name: array[order[:count]] for name, array in all_labels.items()}
     settled = Settler(truth, spec.chosen, spec.out).settle_all(trials, readings)
     for role, reading in settled.items():

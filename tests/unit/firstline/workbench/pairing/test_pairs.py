@@ -1,14 +1,17 @@
 """Pairs of models of different exporters, without labels: none is read wrongly, and few need a person's choice."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import pytest
+from onnx import helper
 from PIL import Image
 from support import detector_graphs
 
+from bench.support.onnx_models import float_graph
 from firstline.workbench.data.dataset import open_dataset
 from firstline.workbench.pairing.pair import ReadPair, draft_of, label_lists, read_files, read_pair, split
 from firstline.workbench.pairing.sources import open_data
@@ -222,3 +225,16 @@ def test_rows_without_a_group_decide_independently(tmp_path: Path) -> None:
     assert 40 <= len(deciding) <= 120 and len(deciding) + len(rest) == 400
     assert not {group for group in deciding.clusters if group} & set(rest.clusters)
     assert "" in deciding.clusters and "" in rest.clusters
+
+
+@pytest.mark.parametrize(("output", "labels"), [("price", [-1.5, 2.5, 0.5]), ("score", [0, 1, 0])])
+def test_rows_with_labels_decide_first(tmp_path: Path, output: str, labels: list[float]) -> None:
+    multiply = [helper.make_node("MatMul", ["x", "w"], [output])]
+    float_graph(tmp_path / "m.onnx", multiply, {"x": ["n", 1]}, {output: ["n", 1]}, w=np.ones((1, 1), np.float32))
+    rows = [{"x": [float(value)], "label": None} for value in np.random.default_rng(0).normal(size=57)]
+    rows += [{"x": [x], "label": label} for x, label in zip((-1.0, 3.0, 0.0), labels, strict=True)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    spec = PairSpec({"full": tmp_path / "m.onnx"}, tmp_path / "out", budget_s=0)  # few rows run
+    options = RuntimeOptions()
+    pair = read_pair(spec, read_files(spec, options), open_dataset(tmp_path / "rows.jsonl"), options)
+    assert pair.task == Regression(("label",), absolute=0.5) or pair.models["full"].threshold.startswith("1.5:above")
