@@ -59,7 +59,7 @@ _MOST_DIGITS = 19
 _WHOLE_FLOAT = re.compile(r"(-1|[0-9]+)\.0*", re.ASCII)
 
 _STORES = ("images", "images.zip", "audio", "audio.zip")
-_COCO_NAMES = ("annotations.json", "*.coco.json", "instances*.json", "annotations/instances*.json")
+_COCO_NAMES = ("annotations.json", "*.coco.json", "instances*.json")
 _NEXT_TO_IMAGES = ("masks/", "labels/", "annotations/")
 _EXPECTED = (
     f"name a folder with {LABELS_NAME} (columns file, label) and images/ or audio/, a folder or zip archive of images "
@@ -568,7 +568,9 @@ def _folder(path: Path, every: int, named: Collection[str]) -> Dataset:
     labels = path / LABELS_NAME
     if labels.exists():
         return _with_labels(path, labels, place)
-    coco = sorted({file for pattern in _COCO_NAMES for file in path.glob(pattern)})
+    coco = sorted(
+        {file for folder in (path, path / "annotations") for name in _COCO_NAMES for file in folder.glob(name)}
+    )
     if len(coco) > 1:
         raise ConfigError(f"{path} has several files of boxes: {', '.join(map(str, coco[:5]))}; name one of them.")
     if coco:

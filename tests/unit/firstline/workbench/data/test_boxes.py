@@ -30,7 +30,10 @@ def _images(folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("place", ["annotations.json", "_annotations.coco.json", "annotations/instances_val.json"])
+@pytest.mark.parametrize(
+    "place",
+    ["annotations.json", "_annotations.coco.json", "annotations/instances_val.json", "annotations/annotations.json"],
+)
 def test_coco_boxes_are_the_truth_of_a_detector(tmp_path: Path, place: str) -> None:
     folder = _images(tmp_path)
     (folder / place).parent.mkdir(exist_ok=True)
