@@ -86,21 +86,24 @@ def report_of(
         folder: of the bundle.
         warn: receives a sentence if the data has labels and the quality cannot be measured.
     """
-    found, rows = _figures(measured, warn), measured.sizes
+    found = _figures(measured, warn)
     edge, tiered = (found.variants[0].edge, found.variants[0].tiered) if found.variants else (None, None)
     models = {EDGE: edge, FULL: found.full, "tiered": tiered}
     quality = {name: None if one is None else one.quality.get(found.quality) for name, one in models.items()}
+    rounded_quality = {name: None if value is None else round(value, 6) for name, value in quality.items()}
+    if tiered is not None:
+        share_at_edge, bytes_sent = tiered.edge_share, tiered.bytes_sent
+    else:  # one model answers everything
+        share_at_edge, bytes_sent = (1.0, 0) if edge is not None else (0.0, int(measured.sizes.sum()))
     return PairReport(
         bundle=str(folder),
         task=found.task,
         family={role: pair.models[role].family if role in pair.models else None for role in (EDGE, FULL)},
         certified=certification is not None and certification.certificate is not None,
         contracts=tuple(contracts_of(certification)) if certification is not None else (),
-        share_at_edge=round(tiered.edge_share if tiered is not None else float(edge is not None), 6),
-        quality={name: None if value is None else round(value, 6) for name, value in quality.items()}
-        if any(value is not None for value in quality.values())
-        else None,
-        bytes_sent=tiered.bytes_sent if tiered is not None else 0 if edge is not None else int(rows.sum()),
+        share_at_edge=round(share_at_edge, 6),
+        quality=rounded_quality if any(value is not None for value in quality.values()) else None,
+        bytes_sent=bytes_sent,
         latency_ms={name: None if one is None else one.latency_ms.p50 for name, one in models.items()},
         sequences=certification.sequences if certification is not None else None,
         usual_answer=certification.usual if certification is not None else None,
