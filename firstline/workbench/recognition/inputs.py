@@ -187,7 +187,8 @@ def _tokens(file: ModelFile, near: Surroundings) -> Reading | None:
 
 def _columns(file: ModelFile, near: Surroundings) -> Reading | None:
     """Returns a model of columns of a table: each input has the name of one, or the only text is its text."""
-    if not file.inputs or any(not 1 <= len(spec.shape) <= 2 for spec in file.inputs) or token_inputs(file):
+    columns_fit = all(1 <= len(spec.shape) <= 2 and 0 not in spec.shape for spec in file.inputs)
+    if not file.inputs or not columns_fit or token_inputs(file):
         return None
     only = len(file.inputs) == 1
     columns = tuple(Feed(_column(spec, near, only=only), spec.name) for spec in file.inputs)

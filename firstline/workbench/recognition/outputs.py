@@ -18,7 +18,8 @@ class Output(NamedTuple):
         name: of the output.
         real: whether its numbers are real.
         shape: without the axis of rows; () if rows are not its first axis.
-        values: of the trial run, without the axis of rows; None without a run, or with NaN, infinity or no number.
+        values: of the trial run, without the axis of rows; None without a run, for text, and with NaN, infinity or no
+            number.
     """
 
     name: str
@@ -32,7 +33,7 @@ class Output(NamedTuple):
             return cls(spec.name, False, (), None)
         shape = found.shape[1:] if found is not None else spec.shape[1:]
         real = DATATYPES[spec.datatype].kind == "f"
-        if found is not None and (not found.size or (real and not np.isfinite(found).all())):
+        if found is not None and (not found.size or found.dtype.hasobject or (real and not np.isfinite(found).all())):
             found = None
         return cls(spec.name, real, tuple(shape), None if found is None else found[0])
 

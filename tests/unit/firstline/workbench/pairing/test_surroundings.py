@@ -1,6 +1,7 @@
 """What the data tell about the models of a pair."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,10 @@ from firstline.workbench.data.dataset import open_dataset
 from firstline.workbench.model_file import ModelFile
 from firstline.workbench.pairing.sources import open_data
 from firstline.workbench.pairing.specification import PairSpec
-from firstline.workbench.pairing.surroundings import look_around
-from firstline.workbench.recognition.reading import Truth
-from firstline_core.types import TensorSpec
+from firstline.workbench.pairing.surroundings import look_around, why_unknown
+from firstline.workbench.recognition import recognise
+from firstline.workbench.recognition.reading import Surroundings, Truth
+from firstline_core.types import TensorSpec, object_array
 
 _FILE = ModelFile("m.onnx", "onnx", (TensorSpec("x", "FP32", (-1, 1)),), ())
 
@@ -26,6 +28,17 @@ def _table(folder: Path, rows: list[dict[str, Any]]) -> Path:
 def test_labels_that_are_no_numbers_are_classes(tmp_path: Path, label: str) -> None:
     data = open_dataset(_table(tmp_path, [{"x": 1, "label": label}]))
     assert look_around(PairSpec({}, tmp_path), data, {"full": _FILE}, ())["full"].truth == Truth("classes")
+
+
+def test_unknown_model_may_answer_with_text() -> None:
+    file = replace(_FILE, outputs=(TensorSpec("kind", "BYTES", (-1,)),))
+    near, raw = Surroundings("tensor", columns=("x",)), {"kind": object_array([b"cat"])}
+    assert recognise(file, raw, near) == []
+    assert "outputs 'kind' BYTES [-1]" in why_unknown("full", file, near, raw)
+
+
+def test_input_without_numbers_is_no_column() -> None:
+    assert recognise(replace(_FILE, inputs=(TensorSpec("x", "FP32", (-1, 0)),)), None, Surroundings("tensor")) == []
 
 
 def test_column_of_labels_may_lack_some(tmp_path: Path) -> None:
