@@ -22,13 +22,6 @@ log = logs.logger(__name__)
 
 def command(arguments: argparse.Namespace) -> int:
     """Answers requests until SIGTERM or SIGINT; SIGHUP reloads the configuration."""
-
-    def ready(url: str) -> None:
-        if configuration is not None and not problem:
-            store_last_good(settings.state_dir, configuration)
-        event = json.dumps({"event": "ready", "url": url})
-        announce(event if arguments.output == "json" else f"listening on {url}")
-
     overrides = dict(arguments.overrides)
     if arguments.port is not None:
         overrides["api.port"] = arguments.port
@@ -42,6 +35,13 @@ def command(arguments: argparse.Namespace) -> int:
         problems = {arguments.config: problem} if problem else {}
         found = settings.tracing
         tracing.configure("firstline-edge", found.endpoint, found.sample, instance=settings.device_id)
+
+        def ready(url: str) -> None:
+            if configuration is not None and not problem:
+                store_last_good(settings.state_dir, configuration)
+            event = json.dumps({"event": "ready", "url": url})
+            announce(event if arguments.output == "json" else f"listening on {url}")
+
         try:
             with naming_sources(arguments.config, overrides, configuration, is_last_good=bool(problem)):
                 run_to_end(

@@ -24,7 +24,7 @@ def command(arguments: argparse.Namespace) -> int:
     url, status = agent_status(settings, arguments.url)
     try:
         lines = describe(url, status)
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise CapacityError(NOT_AN_AGENT.format(url=url)) from error
     show(arguments, {"url": url, **status}, lines)
     return OK

@@ -92,13 +92,14 @@ def device_hardware(state_dir: Path, *, several: bool = False, tree: Tree | None
 
 
 def capabilities(hardware: Hardware) -> dict[str, Any]:
-    """Returns the hardware for `Reported`; free bytes in whole GiB, because each change is reported."""
-    reported: dict[str, Any] = {"runtimes": tuple(sorted(hardware.runtimes)), "architecture": hardware.architecture}
-    if hardware.memory_mb is not None:
-        reported["memory_mb"] = hardware.memory_mb
-    if hardware.free_bytes is not None:
-        reported["free_gib"] = hardware.free_bytes >> 30
-    return reported
+    """Returns the hardware for `Reported`, without what is unknown."""
+    reported = {
+        "runtimes": tuple(sorted(hardware.runtimes)),
+        "architecture": hardware.architecture,
+        "memory_mb": hardware.memory_mb,
+        "free_gib": None if hardware.free_bytes is None else hardware.free_bytes >> 30,
+    }
+    return {name: value for name, value in reported.items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +108,7 @@ class FleetReport:
 
     Args:
         state: configuration, limits and starts.
-        hardware: of the device, for its capabilities.
+        hardware: of the device when the process started, for its capabilities.
         counts: answers by model.
         credentials: of a device that has joined; else None.
         readings: returns the latest snapshot of the sensors.

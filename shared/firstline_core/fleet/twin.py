@@ -254,7 +254,7 @@ class Reported(Struct, frozen=True):
         configuration_sha256: of the file that was read; "" if the device uses its own.
         braked: whether a brake is in force.
         audits_off: name of the setting that switches the device's audits off, e.g. "audit.per_hour"; "" if it audits.
-        capabilities: compared with the requirements of bundles: runtimes, machine, free bytes.
+        capabilities: for people: runtimes, machine, memory, and free disk space when the process started.
         profiles: progress of each profiling request.
         hardware: of the device; None until it was surveyed.
     """

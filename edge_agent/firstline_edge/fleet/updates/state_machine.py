@@ -230,6 +230,10 @@ class UpdateStateMachine(ABC, Generic[Version, Target]):
         await self._requests.roll_back()
 
     async def _advance(self) -> float:
+        """Takes the first step that is due; returns the seconds until the next one.
+
+        A request on the device comes first, then what the fleet withdrew, a trial in progress, and what it desires.
+        """
         record, desired = self.record, self._requests.desired
         if self._requests.rollback is not None:
             await self._roll_back_on_request(self._requests.rollback)

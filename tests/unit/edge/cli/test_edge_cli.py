@@ -225,7 +225,13 @@ def test_run_refuses_a_provider_that_is_absent(config: Path, monkeypatch: pytest
     assert not (config.parent / "state" / "url").exists()
 
 
-@pytest.mark.parametrize("body", [b"<html>hello</html>", b"[]", b'{"ready": true}'])
+@pytest.mark.parametrize(
+    "body",
+    [
+        *(b"<html>hello</html>", b"[]", b'{"ready": true}'),
+        b'{"ready": true, "device_id": "other", "version": "1", "uptime_s": "long"}',
+    ],
+)
 def test_status_of_another_server_fails(body: bytes, run: Run) -> None:
     with answering(lambda *_: (200, {}, body)) as url:
         ended = run("status", "--url", url)
