@@ -19,7 +19,8 @@ from msgspec.structs import replace
 
 from firstline_core.errors import ConfigError, IntegrityError
 from firstline_core.storage import settings as sources
-from firstline_core.storage.setting_places import Sources
+from firstline_core.storage.files import read_limited
+from firstline_core.storage.setting_places import FILE_LIMIT_BYTES, Sources
 from firstline_core.storage.structs import read_struct, write_struct
 from firstline_core.telemetry.logs import logger
 from firstline_edge.settings.check import check
@@ -147,7 +148,7 @@ def _stored(file: Path, overrides: Mapping[str, object]) -> Iterator[Configurati
     """Yields the stored texts of this file, from every place where the state directory may be."""
     folders: list[object] = [overrides.get("agent.state_dir"), os.environ.get(f"{PREFIX}AGENT__STATE_DIR")]
     with contextlib.suppress(OSError):
-        folders += _STATE_DIR.findall(file.read_bytes().decode(errors="replace"))
+        folders += _STATE_DIR.findall(read_limited(file, FILE_LIMIT_BYTES).decode(errors="replace"))
     folders += _own_state_directories(file)
     for folder in (*folders, AgentSection().state_dir):
         if isinstance(folder, str):

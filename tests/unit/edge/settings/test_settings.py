@@ -13,7 +13,7 @@ from support.example_settings import EDGE_FILE as EXAMPLE
 
 from firstline_core.errors import ConfigError, UnauthorizedError
 from firstline_edge.api.access import TokenAccess, first_token, parse_tokens
-from firstline_edge.settings.load import load
+from firstline_edge.settings.load import load, load_or_last_good
 from firstline_edge.settings.settings import ApiSection, EdgeSettings, LinkSection
 
 
@@ -41,6 +41,14 @@ def test_plain_http_beyond_loopback_is_switched_on_by_name(host: str) -> None:
         load(None, environ={}, overrides={"links": [link]})
     (found,) = load(None, environ={}, overrides={"links": [link | {"plain_http": True}]}).links
     assert found.url == link["url"]
+
+
+def test_a_huge_file_is_refused_unread(tmp_path: Path) -> None:
+    file = tmp_path / "edge.toml"
+    with file.open("wb") as stream:
+        stream.truncate(1 << 40)
+    with pytest.raises(ConfigError, match="more than 1048576 bytes"):
+        load_or_last_good(file, {})
 
 
 def test_environment_and_flags_win() -> None:
