@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from firstline_core.clock import Clock
 from firstline_core.errors import FirstlineError, ModelMismatchError, RequestError, UnknownModelError
 from firstline_core.fleet.target import Hardware
 from firstline_core.fleet.telemetry import (
+    GROUP_CHARACTERS,
     GROUPS_LIMIT,
     LATENCY_BOUNDS_MS,
     DeviceHealth,
@@ -316,6 +318,9 @@ class FleetCounts:
 
     def _counts_of(self, key: ModelVersion, sums: _Sums, device_model: DeviceModel | None) -> ModelCounts:
         found = {**msgspec.structs.asdict(sums), "name": key[0], "version": int(key[1])}
+        for name in ("objects", "event_audits", "event_losses"):  # labels of a bundle may be of any length
+            groups = islice(found[name].items(), 2 * GROUPS_LIMIT)
+            found[name] = {group[:GROUP_CHARACTERS]: count for group, count in groups}
         if device_model is not None:
             found["alarm"] = self.certificates.of(device_model).is_void
             found["device_alarm"] = self.certificates.alarm_of(device_model)

@@ -24,7 +24,9 @@ GROUPS_LIMIT = 128
 """Largest number of groups of a task that are counted; a task with more reports no counts by group."""
 ENDED_LIMIT = 64
 """Largest number of ended promises in a report."""
-_ByGroup = Annotated[dict[Annotated[str, Meta(max_length=256)], Count], Meta(max_length=2 * GROUPS_LIMIT)]
+GROUP_CHARACTERS = 256
+"""Largest length of the name of a group or an event; longer ones are cut."""
+_ByGroup = Annotated[dict[Annotated[str, Meta(max_length=GROUP_CHARACTERS)], Count], Meta(max_length=2 * GROUPS_LIMIT)]
 
 
 class ModelCounts(Struct, frozen=True):

@@ -31,7 +31,7 @@ from firstline_core.errors import (
     RequestError,
     UnknownModelError,
 )
-from firstline_core.fleet.telemetry import ENDED_LIMIT, DeviceHealth, EndedPromise, Telemetry
+from firstline_core.fleet.telemetry import ENDED_LIMIT, GROUPS_LIMIT, DeviceHealth, EndedPromise, Telemetry
 from firstline_core.fleet.twin import LIMIT_BYTES, Brake, Desired, Reported
 from firstline_core.hardware.kernel_files import Tree
 from firstline_core.hardware.readings import NOTHING_READ, Absent, Measured, Snapshot
@@ -204,6 +204,17 @@ async def test_counts_of_many_versions_fit_in_a_report() -> None:
     assert [each.version for each in found[:3]] == [loaded, 129, 128]
     counts.audited(SimpleNamespace(model="m", version="100", outcome="agreed", loss=0.0, events={}))
     assert counts.counts()[1].audited == 1  # from zero, because the gateway has not seen it in the latest report
+    await scene.close()
+
+
+async def test_long_names_of_events_are_cut() -> None:
+    scene = Scene(certified=0.8)
+    counts = FleetCounts(scene.models, VALID_CERTIFICATES, lambda _: 0.0)
+    events = {f"missed {'x' * 300}": 1.0, **{f"missed {number}": 1.0 for number in range(300)}}
+    counts.audited(SimpleNamespace(model="gone", version="1", outcome="disagreed", loss=1.0, events=events))
+    (found,) = counts.counts()
+    assert len(found.event_audits) == 2 * GROUPS_LIMIT and next(iter(found.event_losses)).startswith("missed xx")
+    assert found.audited == 1
     await scene.close()
 
 
