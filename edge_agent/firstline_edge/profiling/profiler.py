@@ -40,6 +40,7 @@ log = logger(__name__)
 _S = ProfilingState
 _TEMPORARY = (LinkError, CapacityError, UnauthorizedError)  # a key or a certificate may be renewed meanwhile
 _RETRY_S, _RETRY_MAX_S = 5.0, 600.0
+_MESSAGE_CHARS = 500
 _REPORT_S = 10.0
 """Shortest time between two reports of progress: a report contains everything that the device says about itself."""
 SPARE_BYTES = 32 << 20
@@ -205,7 +206,7 @@ class Profiler:
             await self._deliver(note, profile)
             note(state=_S.DONE, message="")
         except FirstlineError as error:
-            note(state=_S.REFUSED, message=error.message[:500])
+            note(state=_S.REFUSED, message=error.message)
         except Exception:  # the outermost loop of a task that must never end
             log.exception("profile failed", bundle=request.bundle)
             note(state=_S.REFUSED, message="Measuring failed unexpectedly; the agent's log says more.")
@@ -219,7 +220,7 @@ class Profiler:
             except _TEMPORARY as error:
                 if not failures:
                     log.warning("profile not delivered yet", bundle=profile.bundle, error=error.message)
-                note(message=error.message[:500])
+                note(message=error.message)
                 failures += 1
                 pause_s = full_jitter_s(self.rng, failures, base_s=_RETRY_S, max_s=_RETRY_MAX_S)
                 await self.clock.sleep(max(pause_s, min(error.retry_after_s or 0.0, _RETRY_MAX_S)))
@@ -229,7 +230,8 @@ class Profiler:
         before = self._progress.get(id_)
         if before is None:  # no longer wanted
             return
-        after = self._progress[id_] = replace(before, **fields)
+        after = replace(before, **fields)
+        after = self._progress[id_] = replace(after, message=after.message[:_MESSAGE_CHARS])
         now_s = self.clock.monotonic_s()
         if after.state is not before.state:
             log.info("profile state changed", bundle=after.bundle, state=after.state.value, why=after.message or None)

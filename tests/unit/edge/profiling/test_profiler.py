@@ -185,3 +185,12 @@ async def test_the_reason_of_a_wait_is_reported_and_removed(device: Device) -> N
         device.goes_on.set()
         await device.is_so(one=DONE)
     assert device.profiler.progress()[0].message == ""
+
+
+async def test_a_long_reason_is_cut(device: Device) -> None:
+    device.waits = "Measuring waits for the device to cool. " * 20
+    device.profiler.receive((ONE,))
+    async with device.running():
+        await until(lambda: device.profiler.progress()[0].message)
+        (progress,) = device.profiler.progress()
+        assert progress.message == device.waits[:500]
