@@ -154,10 +154,7 @@ def ways(splits: Splits, around: SplitEnvironment) -> list[Way]:
     """Returns all ways: the whole model on either side, and each cut in each form with little enough disagreement."""
     s, g = around.device_slowdown, around.gateway_slowdown
     whole_ms = splits.prepare_ms + splits.model_ms
-    found = [
-        Way("device", s * whole_ms, 0.0),
-        Way("input", g * whole_ms + around.round_trip_ms, splits.input_bytes),
-    ]
+    found = [Way("device", s * whole_ms, 0.0), Way("input", g * whole_ms + around.round_trip_ms, splits.input_bytes)]
     for cut in splits.cuts:
         for form in cut.forms:
             if form.disagreement <= around.most_disagreement:
