@@ -36,7 +36,9 @@ class Credentials:
         problem: one sentence; "" if there is none.
     """
 
-    def __init__(self, files: IdentityFiles, identity: IdentityDocument, revision: Revision, clock: Clock) -> None:
+    def __init__(
+        self, files: IdentityFiles, identity: IdentityDocument, revision: Revision | None, clock: Clock
+    ) -> None:
         self.files = files
         self.revision = revision
         self.identity = identity

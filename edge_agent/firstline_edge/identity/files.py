@@ -13,7 +13,6 @@ import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 
@@ -32,8 +31,8 @@ _LIMIT_BYTES = 1 << 20
 
 JOINED_AGAIN = "The device has joined again since the agent was started; restart the agent."
 
-Revision = tuple[int, int] | None
-"""Identifies one version of the stored identity: inode and time of change of its file; None without an identity."""
+Revision = tuple[int, int]
+"""Identifies one version of the stored identity: inode and time of change of its file."""
 
 
 class IdentityFiles:
@@ -60,8 +59,8 @@ class IdentityFiles:
         """
         return read_identity(self.state_dir)
 
-    def revision(self) -> Revision:
-        """Returns the revision of the stored identity."""
+    def revision(self) -> Revision | None:
+        """Returns the revision of the stored identity; None without one."""
         try:
             return _revision_of(self._identity.stat())
         except OSError:
@@ -73,7 +72,7 @@ class IdentityFiles:
         authorities_pem: str,
         key_pem: str,
         certificate_pem: str,
-        replaces: Revision | Literal["any"] = "any",
+        replaces: Revision | None = None,
     ) -> Revision:
         """Stores a new certificate; a power cut leaves the old one or the new one.
 
@@ -82,7 +81,7 @@ class IdentityFiles:
             authorities_pem: as the gateway gave them.
             key_pem: of the certificate.
             certificate_pem: as the gateway gave it.
-            replaces: the revision that may be replaced; an unreadable identity is always replaced.
+            replaces: the revision that may be replaced, None for any; an unreadable identity is always replaced.
 
         Returns:
             The revision of the stored identity.
@@ -94,7 +93,7 @@ class IdentityFiles:
         try:
             # The agent may renew while `join` writes, and the files belong together.
             with self._opened() as folder, locked_folder(folder):
-                if replaces not in ("any", self.revision()) and readable_identity(self.state_dir) is not None:
+                if replaces not in (None, self.revision()) and readable_identity(self.state_dir) is not None:
                     raise ConfigError(JOINED_AGAIN)
                 write_whole(folder / self.authorities.name, authorities_pem.encode(), folder_owners_mode=0o600)
                 write_whole(folder / self.device.name, (key_pem + certificate_pem).encode(), folder_owners_mode=0o600)
