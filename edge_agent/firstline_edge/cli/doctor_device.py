@@ -41,14 +41,11 @@ from firstline_edge.state import StatePaths
 _FSYNC_RUNS = 9
 _FSYNC_SLOW_MS = 20.0
 _DISK_SPARE_BYTES = 64 << 20
-
-
 _WRITE_ADVICE = {
     errno.ENOSPC: "free space there (df -h {path}), or set agent.state_dir to another disk",
     errno.EDQUOT: "free space there (quota), or set agent.state_dir to another disk",
     errno.EROFS: "sudo mount -o remount,rw the file system of {path}, or set agent.state_dir to another one",
 }
-_BETWEEN_S = 0.5
 _NO_SENSOR = Absent("no sensor")
 _BELOW_C = 4.0
 """Degrees below the kernel's limit that the device still warms up while it steps down."""
@@ -211,7 +208,7 @@ def hardware_findings(settings: EdgeSettings) -> Iterator[Finding]:
 def _sensor_findings(settings: EdgeSettings, tree: Tree) -> Iterator[Finding]:
     limit_c = settings.costs.heat_limit_c
     try:
-        now = read_twice(device_sensors(settings), _BETWEEN_S)
+        now = read_twice(device_sensors(settings))
         zones = read_in_time(tree, partial(thermal_zones, tree))
     except DeadlineExceededError as error:
         advice = "until then no guard of heat, battery or memory acts; edge-agent doctor says when it is well again"

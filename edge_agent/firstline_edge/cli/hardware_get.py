@@ -20,8 +20,6 @@ from firstline_edge.cli.parser import OK, load_settings
 from firstline_edge.hardware.surveyor import Surveyor
 from firstline_edge.settings.settings import EdgeSettings
 
-_BETWEEN_S = 1.0  # two readings, because counters need two
-
 
 def command(arguments: argparse.Namespace) -> int:
     """Prints the catalogue and one reading of the sensors.
@@ -32,7 +30,7 @@ def command(arguments: argparse.Namespace) -> int:
     """
     settings = load_settings(arguments)
     catalogue = _catalogue(settings, measure=arguments.measure)
-    now = limited(read_twice(device_sensors(settings), _BETWEEN_S))
+    now = limited(read_twice(device_sensors(settings)))
     value = {"catalogue": msgspec.to_builtins(catalogue), "sensors": msgspec.to_builtins(now)}
     show(arguments, value, (*catalogue_lines(catalogue), "", *sensor_lines(now)))
     return OK

@@ -44,6 +44,7 @@ _ALERT = "-throttle-alert"
 _PRESSURE = re.compile(r"some avg10=([0-9]{1,3}(?:\.[0-9]{1,6})?) ")
 _IDLE_FIELDS = (3, 4)  # idle, iowait
 _FIELDS = 8  # up to "steal"; guest time is part of "user" already
+_BETWEEN_S = 0.5
 _TICKS = re.compile(r"[0-9]{1,20}")  # 64 bits
 
 
@@ -116,14 +117,14 @@ class Sensors:
         return Measured(float(self._queue()), "the agent")
 
 
-def read_twice(sensors: Sensors, interval_s: float) -> Snapshot:
-    """Reads the sensors twice and returns the second reading, which includes rates of counters.
+def read_twice(sensors: Sensors) -> Snapshot:
+    """Reads the sensors twice, half a second apart, and returns the second reading, which includes rates of counters.
 
     Raises:
         DeadlineExceededError: a driver hangs.
     """
     read_in_time(sensors.tree, lambda: sensors.read(time.monotonic()))
-    time.sleep(interval_s)
+    time.sleep(_BETWEEN_S)
     return read_in_time(sensors.tree, lambda: sensors.read(time.monotonic()))
 
 
