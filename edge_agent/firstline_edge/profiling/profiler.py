@@ -22,7 +22,7 @@ from msgspec.structs import replace
 from firstline_core.bundle.store import open_bundle
 from firstline_core.clock import Clock, end_tasks, first_of
 from firstline_core.errors import CapacityError, ConfigError, FirstlineError, LinkError, UnauthorizedError
-from firstline_core.fleet.twin import DesiredProfile, Profiling, ProfilingState
+from firstline_core.fleet.twin import SENTENCE_CHARACTERS, DesiredProfile, Profiling, ProfilingState
 from firstline_core.hardware.readings import Snapshot
 from firstline_core.profile.measure import ProfileOptions, measure_profile
 from firstline_core.profile.profile import Profile
@@ -40,7 +40,6 @@ log = logger(__name__)
 _S = ProfilingState
 _TEMPORARY = (LinkError, CapacityError, UnauthorizedError)  # a key or a certificate may be renewed meanwhile
 _RETRY_S, _RETRY_MAX_S = 5.0, 600.0
-_MESSAGE_CHARS = 500
 _REPORT_S = 10.0
 """Shortest time between two reports of progress: a report contains everything that the device says about itself."""
 SPARE_BYTES = 32 << 20
@@ -231,7 +230,7 @@ class Profiler:
         if before is None:  # no longer wanted
             return
         after = replace(before, **fields)
-        after = self._progress[id_] = replace(after, message=after.message[:_MESSAGE_CHARS])
+        after = self._progress[id_] = replace(after, message=after.message[:SENTENCE_CHARACTERS])
         now_s = self.clock.monotonic_s()
         if after.state is not before.state:
             log.info("profile state changed", bundle=after.bundle, state=after.state.value, why=after.message or None)

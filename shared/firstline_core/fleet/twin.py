@@ -26,7 +26,8 @@ _MINUTES_PER_WEEK = 7 * 24 * 60
 
 Version = Annotated[int, Meta(ge=1, le=2**53)]
 RolloutId = Annotated[str, Meta(max_length=64)]
-Sentence = Annotated[str, Meta(max_length=500)]
+SENTENCE_CHARACTERS = 500
+Sentence = Annotated[str, Meta(max_length=SENTENCE_CHARACTERS)]
 Seconds = Annotated[float, Meta(ge=0, le=1e12)]
 _Minute = Annotated[int, Meta(ge=0, lt=_MINUTES_PER_WEEK)]
 Withdrawn = Annotated[tuple[Sha256, ...], Meta(max_length=_WITHDRAWN)]
@@ -165,7 +166,7 @@ class Profiling(Struct, frozen=True):
     version: _ProfiledVersion = 0
     done: _Count = 0
     total: _Count = 0
-    message: Annotated[str, Meta(max_length=500)] = ""
+    message: Sentence = ""
 
 
 class Desired(Struct, frozen=True):

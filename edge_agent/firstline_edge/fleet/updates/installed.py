@@ -16,7 +16,7 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from firstline_core.errors import IntegrityError, RequestError
-from firstline_core.fleet.twin import DesiredConfiguration, DesiredModel, Update
+from firstline_core.fleet.twin import SENTENCE_CHARACTERS, DesiredConfiguration, DesiredModel, Update
 from firstline_core.fleet.update import ENDED, UpdateKind, UpdateState, may_follow
 from firstline_core.storage.files import system_reason
 from firstline_core.storage.structs import read_struct, write_struct
@@ -32,7 +32,6 @@ BY_REQUEST = "asked"
 
 _S = UpdateState
 _DOWNLOADED = frozenset({_S.VERIFIED, _S.STAGED, _S.TRIAL, _S.COMMITTED, _S.ROLLED_BACK})
-_MESSAGE_CHARS = 500
 
 Target = TypeVar("Target", DesiredModel, DesiredConfiguration)
 Version = TypeVar("Version")
@@ -93,7 +92,7 @@ class UpdateRecord(Struct, Generic[Target], frozen=True):
             what=UpdateKind.MODEL if isinstance(self.target, DesiredModel) else UpdateKind.CONFIGURATION,
             rollout=self.target.rollout,
             reason=self.reason[:64],
-            message=self.message[:_MESSAGE_CHARS],
+            message=self.message[:SENTENCE_CHARACTERS],
             received_bytes=self.total_bytes if self.state in _DOWNLOADED else received_bytes,
             total_bytes=self.total_bytes,
             since_s=max(0.0, self.since_s),
