@@ -6,6 +6,7 @@ import argparse
 import math
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -201,9 +202,8 @@ def _add_hardware_commands(commands: Commands) -> None:
         metavar="N,...",
         help="of a run; default: 1, all cores, and models.threads",
     )
-    profile.add_argument(
-        "--batches", type=_parse_sizes, default=(), metavar="N,...", help="rows of a query; default: 1,4,16"
-    )
+    sizes = partial(_parse_counts, least=1)
+    profile.add_argument("--batches", type=sizes, default=(), metavar="N,...", help="rows of a query; default: 1,4,16")
     profile.add_argument("--variant", action="append", default=[], help="measure only this model; may be repeated")
     profile.add_argument("--quick", action="store_true", help="take a fifth of the time")
     profile.add_argument("--alone", action="store_true", help="do not wait for other programs, because none runs here")
@@ -249,10 +249,6 @@ def _parse_counts(text: str, least: int = 0) -> tuple[int, ...]:
     if not counts or any(not least <= one <= _MAX_COUNT for one in counts):
         raise argparse.ArgumentTypeError(f"'{text}' is not a list of numbers from {least} to {_MAX_COUNT}, such as 1,2")
     return counts
-
-
-def _parse_sizes(text: str) -> tuple[int, ...]:
-    return _parse_counts(text, 1)
 
 
 def _parse_override(text: str) -> tuple[str, str]:
