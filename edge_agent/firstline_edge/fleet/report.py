@@ -300,7 +300,7 @@ class FleetCounts:
         return RowCounts(sum(one.rows for one in sums), sum(one.errors for one in sums))
 
     def counts(self) -> tuple[ModelCounts, ...]:
-        """Returns the counts of the versions that received requests, as many as a report has room for.
+        """Returns the counts of the versions that received requests, within the size of a report.
 
         Loaded versions come first, then the latest. Others without room are forgotten: one that answers again counts
         from zero, as the gateway expects of a version that the latest report did not have.
