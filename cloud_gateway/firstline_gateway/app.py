@@ -66,7 +66,6 @@ from firstline_gateway.serving.scheduling.admission import Bounds
 from firstline_gateway.serving.scheduling.batcher import Batcher
 from firstline_gateway.settings.settings import Settings
 from firstline_gateway.store import database, store
-from firstline_gateway.store.database import Database
 from firstline_gateway.store.service_clock import ServiceClock
 from firstline_gateway.store.store import Store
 from firstline_gateway.tables import open_database
@@ -136,7 +135,7 @@ class Gateway:
         self.bodies = BodyBudget(settings.api.bodies_limit_bytes, fair=True)
         self._dispatcher = dispatcher
         self._folder = models_folder(settings, must_be_whole=load is not None)
-        self.store = Store(_open_store(settings))
+        self.store = Store(open_database(settings.store, must_exist=had_store(settings.identity)))
         service = ServiceClock(self.store.database, self.clock)
         self.identity = IdentityService(settings, self.store, clock=self.clock)
         identity.register_metrics(self.metrics, self.identity)
@@ -481,10 +480,6 @@ def _bounds_of(settings: Settings) -> Bounds:
         seconds=execution.queue_s,
         batch_rows=execution.max_batch_rows,
     )
-
-
-def _open_store(settings: Settings) -> Database:
-    return open_database(settings.store, must_exist=had_store(settings.identity))
 
 
 def open_gateway(settings: Settings) -> Gateway:

@@ -231,8 +231,8 @@ class Reason(StrEnum):
     CLOUD_ERROR = "cloud_error", "The full model was to answer, but the gateway refused; this device answered."
 
 
-LOWEST_PRIORITY = 3
-"""Levels of `InferRequest.priority` go from 1, the highest, to this; 2 is the default."""
+DEFAULT_PRIORITY, LOWEST_PRIORITY = 2, 3
+"""Levels of `InferRequest.priority` go from 1, the highest, to `LOWEST_PRIORITY`."""
 
 
 TRACEPARENT, TRACESTATE = "traceparent", "tracestate"

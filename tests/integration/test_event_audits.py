@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 from support.agent import edge_settings
-from support.audits import EVERY_ANSWER
+from support.audits import EVERY_ANSWER, settled
 from support.event_certificates import about_events
 from support.gateway import client_of, http_link, serving_gateway
 from support.images import encode
@@ -95,7 +95,7 @@ async def test_a_blind_detector_alarms_by_its_missed_objects(tmp_path: Path, alo
             brightness, seen = 255, 0
             while not camera.contract["alarm"]:
                 await camera.ask(brightness - seen)
-                await asyncio.wrap_future(gateway.contracts.settled())  # so that the next answer tells of an alarm
+                await asyncio.wrap_future(settled(gateway.contracts))  # so that the next answer tells of an alarm
                 seen += 1
                 assert seen < 20
             cause = camera.contract["cause"]

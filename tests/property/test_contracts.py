@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.audits import EPSILON, THRESHOLD, certified_digits, note_of, request_from
+from support.audits import EPSILON, THRESHOLD, certified_digits, note_of, request_from, settled
 from support.databases import OpenStore, sqlite_store
 
 from firstline_core.clock import SimulatedClock
@@ -81,7 +81,7 @@ def test_no_audit_counts_twice(repository: Repository, steps: list[tuple[str, st
             before = states(steady)
             for monitor in (restarted, steady):
                 monitor.answered(request, served, three)
-                monitor.settled().result()
+                settled(monitor).result()
             if states(steady).get(threshold) != before.get(threshold):
                 counted.append((principal, request_id))
                 state = before.get(threshold, audit.begin(EPSILON))

@@ -3,6 +3,7 @@
 import dataclasses
 import shutil
 from collections.abc import Mapping
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from firstline_core.ids import new_request_id
 from firstline_core.routing.certificate import Certificate
 from firstline_core.tasks.detection import BOXES, CLASSES, COUNT, SCORES, Detection
 from firstline_core.types import DATATYPES, PROBABILITIES, Array, AuditNote, InferRequest, Tensor
+from firstline_gateway.contracts.monitor import ContractMonitor
 from firstline_gateway.models.repository import ServedModel
 
 DETECTOR = Detection(("person", "car"), k=2)
@@ -32,6 +34,11 @@ EVERY_ANSWER: dict[str, Any] = {
     "audit__spacing_s": 0,
 }
 """Settings of a device that audits every answer of its own."""
+
+
+def settled(monitor: ContractMonitor) -> Future[None]:
+    """Completes when earlier answers are counted; fails with CapacityError if the store refuses."""
+    return monitor.store.submit_then(lambda _: None, lambda _: None, writes=False)
 
 
 def certified_digits(folder: Path, version: int = 1) -> Path:

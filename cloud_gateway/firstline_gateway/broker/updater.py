@@ -38,11 +38,7 @@ async def end_sessions(settings: MqttSettings, devices: Iterable[str]) -> list[s
     left = list(devices)
     while left:
         device = left[0]
-        connection = Connection(
-            replace(settings.renewed(), client_id=device),
-            will=None,
-            on_message=_ignore,
-        )
+        connection = Connection(replace(settings.renewed(), client_id=device), will=None, on_message=_ignore)
         try:
             await connection.open()
         except FirstlineError as error:

@@ -189,10 +189,6 @@ class ContractMonitor:
         """Stops counting later answers; earlier audits are counted until the store is closed."""
         self._closed = True
 
-    def settled(self) -> Future[None]:
-        """Completes when earlier answers are counted; fails with CapacityError if the store refuses."""
-        return self.store.submit_then(lambda _: None, lambda _: None, writes=False)
-
     def refresh(self) -> Future[None]:
         """Reads the changes of other replicas; fails with CapacityError if the store refuses."""
 

@@ -263,10 +263,7 @@ class Prepared(NamedTuple):
 
 
 def prepare_batch(
-    prepare: Callable[[Arrays], Arrays],
-    inputs: Inputs,
-    deadlines_s: Deadlines,
-    clock: Clock,
+    prepare: Callable[[Arrays], Arrays], inputs: Inputs, deadlines_s: Deadlines, clock: Clock
 ) -> Prepared:
     """Prepares the inputs of several requests; see `run_batch`."""
     outcomes: dict[int, Outcome] = {}

@@ -34,7 +34,7 @@ from firstline_core.protocol.tensors import shown
 from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_core.telemetry.wording import counted
-from firstline_core.types import LOWEST_PRIORITY, InferRequest, Wait
+from firstline_core.types import DEFAULT_PRIORITY, LOWEST_PRIORITY, InferRequest, Wait
 from firstline_gateway.background import PeriodicTask
 from firstline_gateway.jobs import records
 from firstline_gateway.jobs.records import RUNNING, Job, JobResult
@@ -46,7 +46,6 @@ from firstline_gateway.store.store import Store
 
 log = logger("firstline_gateway.jobs")
 
-_DEFAULT_PRIORITY = 2
 _LEASE_S = 30.0
 _RENEW_S = 5.0
 _LOOK_S = 2.0
@@ -155,7 +154,7 @@ class Jobs:
                 f"The request has {len(job.content)} bytes, and a job may have {limit_bytes // 2}, half of "
                 "jobs.bytes_limit; send it without Prefer: respond-async."
             )
-        priority = request.priority or _DEFAULT_PRIORITY
+        priority = request.priority or DEFAULT_PRIORITY
         refusal = await self.store.change(lambda on: records.add(on, job, priority, self.settings))
         if refusal is not None:
             raise refusal

@@ -135,11 +135,7 @@ def lock(connection: sa.Connection) -> None:
 def put(connection: sa.Connection, rollout: Rollout) -> Rollout:
     """Stores the state of a rollout as a new revision."""
     changed = replace(rollout, revision=rollout.revision + 1)
-    values = {
-        "state": changed.state.value,
-        "active": changed.state in LIVE or changed.unsettled,
-        "record": changed,
-    }
+    values = {"state": changed.state.value, "active": changed.state in LIVE or changed.unsettled, "record": changed}
     connection.execute(sa.update(ROLLOUTS).where(_R.id == rollout.id).values(values))
     return changed
 

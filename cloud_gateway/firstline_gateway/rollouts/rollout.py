@@ -29,12 +29,7 @@ from msgspec import Meta, Struct
 
 from firstline_core.errors import RequestError
 from firstline_core.fleet.selector import parse_selector
-from firstline_core.fleet.twin import (
-    DesiredVersion,
-    Version,
-    Window,
-    Withdrawn,
-)
+from firstline_core.fleet.twin import DesiredVersion, Version, Window, Withdrawn
 from firstline_core.fleet.update import UpdateKind
 from firstline_core.types import Name, Sha256
 from firstline_gateway.rollouts.judgement.verdict import Rules

@@ -34,7 +34,6 @@ from firstline_gateway.store.store import Store
 if TYPE_CHECKING:  # loads python-tuf, which a gateway without a registry does not need
     from firstline_gateway.registry.catalogue import ListedVersion
 
-_LOOKS = 200  # a page of them
 _PLAN_PATIENCE_S = 20.0  # a plan reads the whole fleet; clients wait for 30 s
 
 FindListed = Callable[[UpdateKind, str, int], Awaitable["ListedVersion | None"]]
@@ -109,7 +108,7 @@ class Rollouts:
         (summary,) = await self.store.read(lambda on: _summaries(on, [_existing(on, rollout_id)]))
         return summary
 
-    async def looks(self, rollout_id: str, after: tuple[int, int] = (-1, 0), limit: int = _LOOKS) -> wire.LookList:
+    async def looks(self, rollout_id: str, after: tuple[int, int], limit: int) -> wire.LookList:
         """Returns the evaluations of a rollout after the given (stage, look).
 
         Raises:
@@ -220,13 +219,7 @@ class Rollouts:
             view = FleetView(connection, "", definition, FleetCache(definition), now.wall_s)
             supersedes = tuple(rollout.id for rollout in _conflicting(connection, definition))
             planned = plan(
-                definition,
-                view,
-                size_bytes,
-                now,
-                delta=self.delta,
-                contracts=contracts,
-                has_full_model=has_full_model,
+                definition, view, size_bytes, now, delta=self.delta, contracts=contracts, has_full_model=has_full_model
             )
             return replace(planned, supersedes=supersedes)
 

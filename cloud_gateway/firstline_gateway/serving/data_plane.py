@@ -84,8 +84,10 @@ class AnswerObserver(Protocol):
         ...
 
 
-class ServingStatistics:
+class ServingStatistics(Collector):
     """Counts answers, batches and late requests from the start of the process on.
+
+    Batches are converted for Prometheus at each scrape: counting them there would take as long as a batch.
 
     Args:
         metrics: the registry of the gateway; this adds its metrics.
@@ -97,7 +99,7 @@ class ServingStatistics:
         self._clock = clock
         self._models: dict[ModelKey, ModelStatistics] = {}
         self._batches: Counter[int] = Counter()  # by their rows
-        metrics.registry.register(_BatchCollector(self._batches))
+        metrics.registry.register(self)
         self._late = metrics.counter("late_total", "Requests that were admitted and not answered by their deadline.")
 
     def of(self, key: ModelKey) -> ModelStatistics:
@@ -126,18 +128,8 @@ class ServingStatistics:
         """Counts a request that was admitted and not answered by its deadline."""
         self._late.inc()
 
-
-class _BatchCollector(Collector):
-    """Batches by their rows, converted for Prometheus at each scrape: counting there would take as long as a batch.
-
-    Args:
-        batches: how many there were, by their rows.
-    """
-
-    def __init__(self, batches: Counter[int]) -> None:
-        self._batches = batches
-
     def collect(self) -> Iterable[HistogramMetricFamily]:
+        """Returns the batches by their rows; see `Collector`."""
         family = HistogramMetricFamily("firstline_gateway_batch_rows", "Rows that ran as one batch.")
         found = self._batches.copy()
         counts = [

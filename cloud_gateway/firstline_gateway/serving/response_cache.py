@@ -44,11 +44,11 @@ class ResponseCache:
 
     def put(self, key: bytes, outputs: Arrays) -> None:
         """Stores an answer; the least recently used ones make room."""
+        if key in self._answers or _size_bytes(outputs) > self._limit_bytes:
+            return
         answer = {name: array.copy() for name, array in outputs.items()}  # not views of a whole batch
         for array in answer.values():
             array.flags.writeable = False
-        if key in self._answers or _size_bytes(answer) > self._limit_bytes:
-            return
         self._answers[key] = answer
         self.size_bytes += _size_bytes(answer)
         while self.size_bytes > self._limit_bytes:

@@ -15,11 +15,9 @@ from firstline_core.protocol.limits import Limits
 from firstline_core.protocol.oip import parse_json
 from firstline_core.protocol.tensors import shown
 from firstline_core.telemetry.statistics import as_json
-from firstline_core.types import LOWEST_PRIORITY, ModelMetadata, TensorSpec
+from firstline_core.types import DEFAULT_PRIORITY, LOWEST_PRIORITY, ModelMetadata, TensorSpec
 
 INDEX_PATH = "/v2/repository/index"
-
-_DEFAULT_PRIORITY = 2
 
 REPOSITORY_LIMITS = Limits(body_bytes=65_536, json_bytes=65_536)
 """The limits of requests about the repository."""
@@ -121,7 +119,7 @@ def config_json(metadata: ModelMetadata, limits: Limits, *, batching: bool) -> d
         "output": [_port(spec) for spec in metadata.outputs],
     }
     if batching:
-        config["dynamic_batching"] = {"priority_levels": LOWEST_PRIORITY, "default_priority_level": _DEFAULT_PRIORITY}
+        config["dynamic_batching"] = {"priority_levels": LOWEST_PRIORITY, "default_priority_level": DEFAULT_PRIORITY}
     return config
 
 

@@ -166,8 +166,7 @@ def _deploy(found: Deployment) -> None:
         ray_actor_options={"num_cpus": found.replica_cores, "num_gpus": found.replica_gpus},
     )(Replica)
     serve.run_many(
-        [serve.RunTarget(wanted.bind(found), name=found.name, route_prefix=None)],
-        wait_for_applications_running=False,
+        [serve.RunTarget(wanted.bind(found), name=found.name, route_prefix=None)], wait_for_applications_running=False
     )
 
 

@@ -35,7 +35,7 @@ from firstline_core.clock import Timer
 from firstline_core.errors import DeadlineExceededError, QueueFullError
 from firstline_core.routing.quantiles import DecayedQuantiles
 from firstline_core.telemetry.wording import counted, rounded
-from firstline_core.types import LOWEST_PRIORITY, Arrays, InferRequest, ModelKey, payload_bytes
+from firstline_core.types import DEFAULT_PRIORITY, LOWEST_PRIORITY, Arrays, InferRequest, ModelKey, payload_bytes
 from firstline_gateway.executors.base import Outcome
 from firstline_gateway.executors.dispatch.placement import BatchForecast, CompletionForecast, Times
 
@@ -55,8 +55,6 @@ _LEAVES, _AUDITS_SHARE = 0.75, 0.5
 EXPECTED_S = 10.0
 """Time after a request for which the next one of its client, or level, is expected."""
 
-
-DEFAULT_LEVEL = 2
 AUDIT_LEVEL = LOWEST_PRIORITY + 1
 """Audits go below everything that a caller waits for."""
 
@@ -304,7 +302,7 @@ class Admission:
             inputs: see `PendingRequest`; None for those of the request.
         """
         is_audit, rows = request.audit is not None, request.rows
-        level = AUDIT_LEVEL if is_audit else request.priority or DEFAULT_LEVEL
+        level = AUDIT_LEVEL if is_audit else request.priority or DEFAULT_PRIORITY
         latest_s = now_s + self.bounds.seconds if request.deadline_s is None else request.deadline_s
         inputs, answered = inputs or request.arrays, asyncio.get_running_loop().create_future()
         return PendingRequest(key, request, inputs, rows, level, now_s, latest_s, latest_s, not is_audit, answered)

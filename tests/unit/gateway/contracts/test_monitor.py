@@ -25,6 +25,7 @@ from support.audits import (
     note_of,
     objects,
     request_from,
+    settled,
 )
 from support.databases import POSTGRESQL, SQLITE, OpenStore, PostgreSql, sqlite_store
 from support.logs import captured_lines
@@ -119,7 +120,7 @@ class Bench:
         """What the data plane does with a request; the full model always says 3."""
         served = self.served(version)
         self.monitor.answered(request, served, THREE)
-        self.monitor.settled().result()
+        settled(self.monitor).result()
         return self.monitor.notice(request, served)
 
     def audit(self, device: str, label: int = 3, version: int = 1, **changes: object) -> ContractNotice | None:
@@ -204,7 +205,7 @@ def test_a_detector_that_misses_an_object_disagrees(bench: Bench) -> None:
         request = request_from("cam", note_of(served), edge_outputs=edge_outputs)
         check(request, served)
         bench.monitor.answered(request, served, objects("person"))
-    bench.monitor.settled().result()
+    settled(bench.monitor).result()
     (pool,) = bench.monitor.pools()
     assert (pool.state.audits, pool.disagreements) == (2, 1)
 
@@ -214,7 +215,7 @@ def answered(bench: Bench, served: ServedModel, edge: tuple[str, ...], full: tup
     request = request_from("cam", note_of(served), edge_outputs=objects(*edge))
     check(request, served)
     bench.monitor.answered(request, served, objects(*full))
-    bench.monitor.settled().result()
+    settled(bench.monitor).result()
     notice = bench.monitor.notice(request, served)
     assert notice is not None
     return notice
@@ -244,7 +245,7 @@ def test_a_detector_that_reports_nothing_alarms_however_rare_objects_are(make_be
             for number in range(empty):
                 request = request_from(f"cam{number}", note_of(served), edge_outputs=objects())
                 bench.monitor.answered(request, served, objects())
-            bench.monitor.settled().result()
+            settled(bench.monitor).result()
     assert notice.event == "missed person"
     (broken_pool,) = [pool for pool in bench.monitor.pools() if pool.alarmed_s is not None]
     finding = f"missed person: 100 % of {persons + 1} audits in which it can occur; promised 5 %"
@@ -537,7 +538,7 @@ async def test_one_write_about_an_alarm_waits_for_a_store_that_hangs(bench: Benc
         bench.monitor.answered(request_from("cam", alarm=alarm), bench.served(), THREE)
         await bench.clock.advance(10)
     gate.set()
-    bench.monitor.settled().result()
+    settled(bench.monitor).result()
     assert stored.found() == [("missed dog", False)]
     assert await stored.after(0, CAT) == [("missed cat", False)]
 
@@ -664,7 +665,7 @@ async def test_audits_of_several_sources_count_apart(make_bench: MakeBench) -> N
     for number in range(256):  # more sources than a pool remembers
         request = request_from(f"cam{number // 15}", note_of(served), source=f"lane {number}")
         bench.monitor.answered(request, served, THREE)
-    bench.monitor.settled().result()
+    settled(bench.monitor).result()
     assert bench.counted() == 256
     await bench.clock.advance(10)
     bench.answer(request_from("cam", note_of(bench.served()), source="gate"))
@@ -735,7 +736,7 @@ def test_a_disk_that_hangs_holds_up_no_answer(make_bench: MakeBench, monkeypatch
     assert bench.skipped(Skipped.DISK) == 5
     assert ["wait for the store" in line["why"] for line in lines] == [True]
     gate.set()
-    bench.monitor.settled().result()
+    settled(bench.monitor).result()
     assert bench.counted() == 64
 
 
@@ -785,7 +786,7 @@ def test_replicas_lock_pools_in_one_order(bench: Bench) -> None:
         request = request_from(f"cam{variant}", note_of(served, variant))
         bench.monitor.answered(request, served, THREE)
     gate.set()
-    bench.monitor.settled().result()
+    settled(bench.monitor).result()
     with bench.opened.database.reading() as connection:
         counted = connection.execute(text("SELECT device FROM contract_audits ORDER BY rowid")).scalars().all()
     assert counted in (["cam0"] * 2 + ["cam1"] * 2, ["cam1"] * 2 + ["cam0"] * 2)

@@ -31,7 +31,7 @@ async def test_a_good_model_comes_to_every_device(tmp_path: Path) -> None:
         ended = await room.run(definition(FIRST, Stage(1.0, soak_s=8 * HOUR_S), held_back=0.3), 60)
         assert ended.state == "completed", ended.sentence
         assert room.fleet.versions() == {NEW: count} and ended.devices == {"done": count}
-        looks = (await room.rollouts.looks(ended.id)).looks
+        looks = (await room.rollouts.looks(ended.id, (-1, 0), 200)).looks
         assert [look.decision for look in looks if look.look == 8] == ["promote", "promote"]
         with room.database.reading() as connection:
             entries = audit_log.page(connection, audit_log.EntryFilter(), 1000)
@@ -51,7 +51,7 @@ async def test_a_bad_model_is_stopped_in_the_first_stage(tmp_path: Path, rule: s
     async with driven(sqlite_store(tmp_path), Pretended(pretended_population(DEVICES, 2, effect))) as room:
         ended = await room.run(definition(FIRST, Stage(1.0, soak_s=8 * HOUR_S)), 60)
         assert (ended.state, ended.stage) == ("rolled_back", 0), ended.sentence
-        assert (await room.rollouts.looks(ended.id)).looks[-1].rule == rule
+        assert (await room.rollouts.looks(ended.id, (-1, 0), 200)).looks[-1].rule == rule
         assert room.fleet.versions() == {OLD: DEVICES}
 
 
