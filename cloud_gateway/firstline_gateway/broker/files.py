@@ -158,12 +158,11 @@ class BrokerFolder:
 
     def _text(self, name: str) -> str:
         """Returns a file's text; "" if it is missing or damaged, so that it is written again."""
-        try:
-            return (self.path / name).read_text(encoding="utf-8")
-        except (FileNotFoundError, UnicodeDecodeError):
-            return ""
-        except OSError as error:
-            raise ConfigError(f"{self.path / name} cannot be read: {error}.") from error
+        with naming(self.path / name):
+            try:
+                return (self.path / name).read_text(encoding="utf-8")
+            except (FileNotFoundError, UnicodeDecodeError):
+                return ""
 
     def _reload(self) -> None:
         """Makes a broker on this machine reload its files (SIGHUP); others watch them, see `mosquitto/run.sh`."""

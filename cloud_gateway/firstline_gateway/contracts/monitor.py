@@ -289,11 +289,11 @@ class ContractMonitor:
         if note is None:
             return
         keys = promises_of(served.manifest, note)
-        if keys:  # the device audits, even if this audit is not counted
-            self._activity.audited(model, device, note.edge_digest)
         if not keys:
             self._skip(Skipped.NOT_PROMISED, model, device, _OTHER_CERTIFICATE)
-        elif problem := served.manifest.outputs_of(served.full).fault(outputs):
+            return
+        self._activity.audited(model, device, note.edge_digest)  # even if this audit is not counted
+        if problem := served.manifest.outputs_of(served.full).fault(outputs):
             self._skip(Skipped.NO_ANSWER, model, device, problem)
         elif not self._room.acquire(blocking=False):
             self._skip(Skipped.DISK, model, device, _BEHIND)
@@ -362,7 +362,7 @@ class ContractMonitor:
             del self._tried[key]
 
     def _take(self, one: Audit) -> None:
-        def failed(counting: Future[None]) -> None:
+        def ended(counting: Future[None]) -> None:
             self._room.release()
             error = counting.exception()
             if error is not None:
@@ -380,7 +380,7 @@ class ContractMonitor:
             self._room.release()
             self._skip(Skipped.DISK, one.model, one.device, error.message)
         else:
-            counting.add_done_callback(failed)
+            counting.add_done_callback(ended)
 
     # The methods from here to `_note_alarms` run on the writer thread.
 

@@ -100,15 +100,12 @@ class Executor(Protocol):
 
     async def start(self) -> None:
         """Starts to observe remote servers. A server that is away does not prevent the start."""
-        ...
 
     def problem_with(self, key: ModelKey) -> str:
         """Returns why a model cannot run at the moment, as a sentence, or "" if it can."""
-        ...
 
     def report(self) -> ExecutionReport:
         """Returns the state of its servers; empty if it has none."""
-        ...
 
     def run(
         self, key: ModelKey, inputs: Inputs, deadlines_s: Deadlines
@@ -128,18 +125,15 @@ class Executor(Protocol):
         Raises:
             EngineUnavailableError: the server of the model is away; no request of the batch has an answer.
         """
-        ...
 
     async def put(self, served: ServedModel) -> None:
         """Runs a model from now on, in place of an earlier one with the same key, which has no running batch.
 
         Where models run in this process, `served.loaded` is set.
         """
-        ...
 
     async def drop(self, key: ModelKey) -> None:
         """Removes a model and returns once its memory is free; its running batches end first."""
-        ...
 
     async def close(self, timeout_s: float) -> bool:
         """Stops the executor and frees the models. Running batches have `timeout_s` to finish.
@@ -147,7 +141,6 @@ class Executor(Protocol):
         Returns:
             False if a batch still runs; its model then stays in memory.
         """
-        ...
 
 
 @runtime_checkable
@@ -156,7 +149,6 @@ class SplitsBatches(Protocol):
 
     def run_whole(self, key: ModelKey, inputs: Inputs, deadlines_s: Deadlines) -> Awaitable[list[Outcome]]:
         """See `Executor.run`; a batch that failed before, one request at a time, fails as a whole here."""
-        ...
 
 
 @runtime_checkable
@@ -165,7 +157,6 @@ class PreparesHere(Protocol):
 
     def loaded_model(self, key: ModelKey) -> LoadedModel | None:
         """Returns the processing of a model; None if it is not known at the moment, or is done elsewhere."""
-        ...
 
 
 @runtime_checkable
@@ -174,8 +165,6 @@ class InProcess(PreparesHere, Protocol):
 
     def run_on_loop(self, key: ModelKey, inputs: Inputs, deadlines_s: Deadlines) -> list[Outcome]:
         """Runs a batch in the calling thread; see `Executor.run`."""
-        ...
 
     def loop_times(self, key: ModelKey) -> LoopTimes:
         """Returns what batches of a model take on the event loop."""
-        ...

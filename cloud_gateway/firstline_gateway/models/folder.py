@@ -58,18 +58,17 @@ class ModelsFolder:
         models, refused = self._read(self._paths(), must_be_whole=options is not None, budget_bytes=budget_bytes)
         taken_bytes = 0
         for served in in_loading_order(models.values()):
-            taken_bytes += served.memory_bytes
-            if options is None or not served.copies or 0 < budget_bytes < taken_bytes:
-                taken_bytes -= served.memory_bytes
+            fits = not budget_bytes or taken_bytes + served.memory_bytes <= budget_bytes
+            if options is None or not served.copies or not fits:
                 log.info("model declared", model=served.key.name, version=served.key.version, digest=served.digest)
                 continue
             try:
                 models[served.key] = replace(served, loaded=load_full(served, options))
             except FirstlineError as error:
-                taken_bytes -= served.memory_bytes
                 del models[served.key]
                 refused.append(_refused(served.path, error, served.key))
             else:
+                taken_bytes += served.memory_bytes
                 log.info("model loaded", model=served.key.name, version=served.key.version, digest=served.digest)
         return Repository(models, tuple(refused))
 

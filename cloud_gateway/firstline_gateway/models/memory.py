@@ -34,11 +34,9 @@ class ModelHost(Protocol):
 
     async def put(self, served: ServedModel) -> None:
         """Starts to run a model, and replaces an earlier one with the same key."""
-        ...
 
     async def drop(self, key: ModelKey) -> None:
         """Stops to run a model, and returns once its memory is free."""
-        ...
 
 
 T = TypeVar("T")

@@ -81,24 +81,19 @@ class StepView(Protocol):
     @property
     def devices(self) -> Mapping[str, DeviceView]:
         """Returns the devices that belong to the fleet."""
-        ...
 
     @property
     def alarm(self) -> str:
         """Returns the contract alarm of the version under rollout, in a sentence; "" without one."""
-        ...
 
     def totals(self, names: Iterable[str]) -> Mapping[str, Totals]:
         """Returns the counts of devices so far."""
-        ...
 
     def totals_before(self, names: Iterable[str], at_s: float) -> Mapping[str, Totals]:
         """Returns the counts of devices at a wall time."""
-        ...
 
     def baselines(self) -> Mapping[str, Baseline]:
         """Returns the baseline of each observed device."""
-        ...
 
 
 @dataclass

@@ -77,11 +77,9 @@ class AnswerObserver(Protocol):
 
     def answered(self, request: InferRequest, served: ServedModel, outputs: Arrays) -> ContractNotice | None:
         """Counts an answered request with the task's outputs, and returns `notice`."""
-        ...
 
     def notice(self, request: InferRequest, served: ServedModel) -> ContractNotice | None:
         """Returns the state of the contract for the device that asked, or None if there is nothing to report."""
-        ...
 
 
 class ServingStatistics(Collector):

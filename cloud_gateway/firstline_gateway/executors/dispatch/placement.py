@@ -38,11 +38,9 @@ class Times(Protocol):
 
     def seconds(self, rows: int) -> float:
         """Returns the expected seconds of a batch; 0 if nothing is known."""
-        ...
 
     def worthwhile_rows(self, max_rows: int) -> int:
         """Returns the largest batch that is worth it, up to `max_rows`."""
-        ...
 
 
 class Lane(NamedTuple):

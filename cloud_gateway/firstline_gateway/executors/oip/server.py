@@ -73,7 +73,6 @@ class Transport(Protocol):
         self, method: str, path: str, headers: dict[str, str], body: bytes, timeout_s: float
     ) -> HttpReply:
         """See `HttpClient.exchange`."""
-        ...
 
     async def close(self) -> None: ...
 

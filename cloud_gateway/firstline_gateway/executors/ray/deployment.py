@@ -68,19 +68,15 @@ class Cluster(Protocol):
 
     async def connect(self) -> None:
         """Becomes a part of it; nothing where it is one already."""
-        ...
 
     async def states(self) -> dict[str, State]:
         """Of every deployment, by its name."""
-        ...
 
     async def deploy(self, deployment: Deployment) -> None:
         """Has it run from now on, in place of what has its name; returns before replicas are up."""
-        ...
 
     async def fingerprint(self, name: str) -> str:
         """Of the deployment that runs under a name."""
-        ...
 
     async def run(
         self, name: str, inputs: Sequence[Arrays], left_s: Sequence[float | None], timeout_s: float
@@ -98,11 +94,9 @@ class Cluster(Protocol):
             RemoteTimeoutError: there is no answer by `timeout_s`.
             InferenceError: the batch failed there.
         """
-        ...
 
     async def close(self) -> None:
         """Leaves the cluster; deployments stay, other gateways use them."""
-        ...
 
 
 def deployment_of(served: ServedModel, settings: Settings) -> Deployment:
