@@ -92,7 +92,7 @@ async def _contracts(
 
 def _described(contracts: ContractMonitor, repository: Repository, pool: AuditPool) -> dict[str, Any]:
     key = pool.key
-    model = ModelKey(key.bundle, key.version)
+    model = key.model
     level = pool.level(contracts.delta)
     return {
         "bundle": key.bundle,

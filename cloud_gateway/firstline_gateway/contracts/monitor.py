@@ -35,7 +35,7 @@ from firstline_core.units import HOUR_S
 from firstline_gateway import audit_log
 from firstline_gateway.contracts import records
 from firstline_gateway.contracts.metrics import ContractMetrics
-from firstline_gateway.contracts.pool import AuditPool, PoolKey, model_of, promises_in, promises_of
+from firstline_gateway.contracts.pool import AuditPool, PoolKey, promises_in, promises_of
 from firstline_gateway.contracts.records import Audit, Contribution, Counted, Skipped, count
 from firstline_gateway.fleet import alarms
 from firstline_gateway.fleet.alarms import DeviceAlarm
@@ -99,10 +99,10 @@ class DeviceActivity:
         """
         latest: dict[ModelKey, dict[str, tuple[float, str]]] = {}
         for key, contributions in contributed.items():
-            devices = latest.setdefault(model_of(key), {})
+            devices = latest.setdefault(key.model, {})
             for one in contributions:
                 devices[one.device] = max(devices.get(one.device, (-math.inf, "")), (one.service_s, key.edge_digest))
-                self.audited(model_of(key), one.device, key.edge_digest)
+                self.audited(key.model, one.device, key.edge_digest)
         for model, devices in latest.items():
             self._variants[model] = {device: digest for device, (_, digest) in devices.items()}
             active = self._active[model] = ActiveDevices()
@@ -137,7 +137,7 @@ class DeviceActivity:
         """
         counts = {digest: len(devices) for digest, devices in self._auditing.get(model, {}).items()}
         for key, devices in contributors.items():
-            if model_of(key) == model:
+            if key.model == model:
                 counts[key.edge_digest] = max(devices, counts.get(key.edge_digest, 0))
         return counts[variant] if variant is not None else max(counts.values(), default=1)
 
@@ -238,7 +238,7 @@ class ContractMonitor:
 
     def monitors(self, model: ModelKey) -> bool:
         """Returns whether this gateway serves a version, or counts its audits."""
-        return model in self.repository.models or any(model_of(key) == model for key in self._pools)
+        return model in self.repository.models or any(key.model == model for key in self._pools)
 
     def notice(self, request: InferRequest, served: ServedModel) -> ContractNotice | None:
         """Returns the notice for the device that sent this request; None if there is nothing to say."""
@@ -399,7 +399,7 @@ class ContractMonitor:
                 log.error(f"contract broken: {event}" if event else "contract broken", **found)
 
     def _forget(self, model: ModelKey, ended: int) -> int:
-        self._pools = {key: pool for key, pool in self._pools.items() if model_of(key) != model}
+        self._pools = {key: pool for key, pool in self._pools.items() if key.model != model}
         self._note_alarms()
         return ended
 
@@ -413,7 +413,7 @@ class ContractMonitor:
         alarms: dict[ModelKey, dict[str, str]] = {}
         alarmed = [(pool.alarmed_s, key) for key, pool in self._pools.items() if pool.alarmed_s is not None]
         for _, key in sorted(alarmed, reverse=True):  # the first event to alarm is the last to be entered
-            alarms.setdefault(model_of(key), {})[key.edge_digest] = key.event
+            alarms.setdefault(key.model, {})[key.edge_digest] = key.event
         self._alarms = alarms  # replaced in one step, because the event loop reads it
 
     def _skip(self, why: Skipped, model: ModelKey, device: str, sentence: str) -> None:

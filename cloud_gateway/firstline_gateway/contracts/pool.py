@@ -43,6 +43,11 @@ class PoolKey(NamedTuple):
     epsilon: float
     event: str = ALL_ROWS
 
+    @property
+    def model(self) -> ModelKey:
+        """The version whose promise it is."""
+        return ModelKey(self.bundle, self.version)
+
 
 class RecentAudit(NamedTuple):
     """An audit within the spacing.
@@ -122,11 +127,6 @@ class AuditPool:
         )
         share, promised = f"{100 * (self.risk or 0.0):.3g} %", f"{100 * self.key.epsilon:.4g} %"
         return f"{what}: {share} {of} {counted(self.state.audits, 'audit')}{which}; promised {promised}"
-
-
-def model_of(key: PoolKey) -> ModelKey:
-    """Returns the version whose promise it is."""
-    return ModelKey(key.bundle, key.version)
 
 
 def promises_in(manifest: Manifest) -> list[PoolKey]:

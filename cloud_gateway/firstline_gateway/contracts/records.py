@@ -24,7 +24,7 @@ from firstline_core.telemetry.logs import logger
 from firstline_core.types import AuditNote, ModelKey
 from firstline_core.units import DAY_S, HOUR_S
 from firstline_gateway import audit_log
-from firstline_gateway.contracts.pool import AuditPool, PoolKey, model_of, new_pool, with_audit, with_recent
+from firstline_gateway.contracts.pool import AuditPool, PoolKey, new_pool, with_audit, with_recent
 from firstline_gateway.settings.settings import Contracts
 from firstline_gateway.store.schema import METADATA, insert, insert_missing, upsert
 
@@ -92,9 +92,7 @@ def pools(connection: sa.Connection) -> list[AuditPool]:
 
 def alarmed(connection: sa.Connection, model: ModelKey) -> AuditPool | None:
     """Returns a pool of a version whose audits raised the alarm; None while none did."""
-    return next(
-        (pool for pool in pools(connection) if pool.alarmed_s is not None and model_of(pool.key) == model), None
-    )
+    return next((pool for pool in pools(connection) if pool.key.model == model and pool.alarmed_s is not None), None)
 
 
 def locked(connection: sa.Connection, key: PoolKey) -> AuditPool | None:

@@ -35,7 +35,6 @@ from firstline_core.types import Name, Sha256
 from firstline_gateway.rollouts.judgement.verdict import Rules
 
 _PLACES = 1 << 64
-Share = Annotated[float, Meta(gt=0, le=1)]
 
 
 class Stage(Struct, frozen=True, forbid_unknown_fields=True):
@@ -51,7 +50,7 @@ class Stage(Struct, frozen=True, forbid_unknown_fields=True):
             pauses for a decision by a person.
     """
 
-    share: Share
+    share: Annotated[float, Meta(gt=0, le=1)]
     group: str = ""
     soak_s: Annotated[float, Meta(ge=0, le=90 * 86_400)] = 3600.0
     per_minute: Annotated[float, Meta(gt=0, le=1e6)] | None = None

@@ -166,7 +166,7 @@ class OipServer:
             try:
                 await self._look_for_models()
             except LinkError as error:
-                self._mark_unavailable(f"{self.url} is away: {error.message}.")
+                self._mark_unavailable(self._away(error))
 
     async def drop(self, key: ModelKey) -> None:
         self.group.models.pop(key, None)
@@ -218,7 +218,7 @@ class OipServer:
             case CapacityError() if error.retry_after_s is not None:
                 return error
             case LinkDownError():
-                problem = self._mark_away(key, f"{self.url} is away: {error.message}.")
+                problem = self._mark_away(key, self._away(error))
             case LinkError() | CapacityError():
                 problem = f"{self.url}: {error.message}"
             case _:
@@ -234,6 +234,10 @@ class OipServer:
         return problem
 
     # Readiness.
+
+    def _away(self, error: LinkError) -> str:
+        """Returns a sentence about the server after an error of its link."""
+        return f"{self.url} is away: {error.message}."
 
     def _mark_unavailable(self, problem: str) -> None:
         """Marks the server as unavailable until a readiness check succeeds."""
@@ -266,7 +270,7 @@ class OipServer:
                 elif self.problem != known:
                     log.warning("server does not answer", server=self.url, problem=self.problem)
             except LinkError as error:  # it went away between two questions
-                self._mark_unavailable(f"{self.url} is away: {error.message}.")
+                self._mark_unavailable(self._away(error))
             except Exception:  # the outermost loop of a task that must never end
                 log.exception("server not checked", server=self.url)
             checked.set()
@@ -276,10 +280,8 @@ class OipServer:
         """Returns what is wrong with the server, and the weight of that evidence against it."""
         try:
             reply = await self._get("/v2/health/ready")
-        except RemoteTimeoutError as error:
-            return f"{self.url} is away: {error.message}.", 1 / _SILENCES
         except LinkError as error:
-            return f"{self.url} is away: {error.message}.", 1 / _FAILURES
+            return self._away(error), 1 / (_SILENCES if isinstance(error, RemoteTimeoutError) else _FAILURES)
         if reply.status != 200:  # it says so itself
             return f"{self.url} takes no requests (HTTP status {reply.status}).", 1.0
         return "", 0.0
