@@ -182,7 +182,7 @@ def _audits(
         sum(getattr(period.counts, name) for period in periods) for name in ("telling_audits", "audited", "losses")
     )
     hours = sum(period.hours for period in periods)
-    share = max(losses / telling if telling else 0.0, limit.must_detect)
+    share = min(1.0, max(losses / telling if telling else 0.0, limit.must_detect))
     # The standard error of a difference of shares, if the devices do not differ.
     reach = statistics.smallest_detectable(1.0, level, statistics.divisions(treated, stage.control)) / (
         limit.must_detect - limit.tolerance

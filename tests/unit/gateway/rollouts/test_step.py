@@ -740,6 +740,8 @@ def test_a_plan_counts_the_audits_in_which_an_event_can_occur() -> None:
     assert found.endswith("At the rate of the last day (2,000 of 40,000 audits) they make 333 in 8 hours.")
     for none in (Rules(ignored=("disagreement",)), Rules(limits={"disagreement": Limit(0.01)})):
         assert fleet.plan(replace(definition, rules=none)).audits == ""
+    impossible = Rules(limits={"disagreement": Limit(0.01, 2.0)})
+    assert "need at least 0 audits" in fleet.plan(replace(definition, rules=impossible)).audits
 
 
 def test_a_stage_whose_audits_hold_no_object_is_held_and_says_so() -> None:
