@@ -8,7 +8,7 @@ model's own inputs; the bundle's processing is done here.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from threading import Lock
 from urllib.parse import quote
 
@@ -316,14 +316,14 @@ def _output_of(response: InferResponse, name: str) -> Array:
 
 
 def _specs(metadata: bytes, key: str) -> tuple[TensorSpec, ...]:
-    """The inputs or outputs of V2 metadata, the first axis always free: servers may leave it out or fix it.
+    """Returns the inputs or outputs of V2 metadata, the first axis always free: one of several servers may fix it.
 
     Raises:
         ModelLoadError: they are not there, or not of V2.
     """
     try:
         specs = tuple(
-            TensorSpec(str(entry["name"]), _datatype(entry["datatype"]), tuple(map(int, entry["shape"])))
+            TensorSpec(str(entry["name"]), _datatype(entry["datatype"]), _shape(entry["shape"]))
             for entry in json_object(metadata)[key]
         )
         if key == "inputs" and not all(spec.shape for spec in specs):  # an output may also be one that is not used
@@ -339,6 +339,11 @@ def _datatype(found: object) -> str:
     if found not in DATATYPES:
         raise ValueError(f"datatype {shown(found)}")
     return str(found)
+
+
+def _shape(found: Iterable[int]) -> tuple[int, ...]:
+    sizes = tuple(map(int, found))
+    return (-1, *sizes[1:]) if sizes else ()
 
 
 def _sha256_in(config: bytes) -> str:

@@ -245,6 +245,12 @@ def test_all_servers_must_take_and_give_the_same(served: ServedModel) -> None:
     assert model.check(questions()) == ""
 
 
+@pytest.mark.parametrize("part", ["inputs", "outputs"])
+def test_one_of_several_servers_may_fix_its_rows(served: ServedModel, part: str) -> None:
+    fixed = questions(named(part, shape=[1, *METADATA[part][0]["shape"][1:]]))
+    assert made(served).check(fixed) == ""
+
+
 def test_a_servers_file_digest_is_compared_with_the_bundle(served: ServedModel) -> None:
     said = {"parameters": {"sha256": {"string_value": served.full.artefact.sha256.upper()}}}
     assert V2Model(served, RuntimeOptions(), DEFAULT_LIMITS).check(questions(config=said)) == ""
