@@ -33,7 +33,7 @@ _SALT_BYTES = 12
 log = logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False)
 class BrokerFolder:
     """The folder of one broker.
 
@@ -42,6 +42,9 @@ class BrokerFolder:
     """
 
     settings: Settings
+
+    def __post_init__(self) -> None:
+        self._is_reload_due = False
 
     def refresh(self, authorities: Authorities, credentials: KnownCredentials, now_s: float) -> set[str]:
         """Writes missing and changed files, and makes the broker reload them. Blocks.
@@ -63,16 +66,16 @@ class BrokerFolder:
         denied_before = config.denied_devices(self._text(config.ACCESS_LIST))
         denied = credentials.revoked_devices | {device for device in denied_before if not credentials.knows(device)}
         before = parse_lists(self._text(config.REVOCATIONS), authorities)
-        changed = [
-            self._put(config.ACCESS_LIST, config.access_list(self.settings.mqtt.prefix, denied)),
-            self._put(BROKER_AUTHORITIES_FILE, authorities.pem),
-            self._revocations(authorities, listed, before, now_s),
-            self._certificate(authorities, now_s),
-            self._password(),
-        ]
         self._put(config.CONFIGURATION, config.configuration(self.settings))
-        if any(changed):
+        self._put(BROKER_AUTHORITIES_FILE, authorities.pem)
+        self._certificate(authorities, now_s)
+        self._password()
+        # Last: a call that fails before them is repeated with all devices that are refused since.
+        self._revocations(authorities, listed, before, now_s)
+        self._put(config.ACCESS_LIST, config.access_list(self.settings.mqtt.prefix, denied))
+        if self._is_reload_due:
             self._reload()
+            self._is_reload_due = False
         lost = {one.device for one in listed if one.serial not in before.revoked}
         return lost | (denied - denied_before)
 
@@ -99,20 +102,19 @@ class BrokerFolder:
 
     def _revocations(
         self, authorities: Authorities, revoked: list[RevokedCertificate], before: RevocationLists, now_s: float
-    ) -> bool:
+    ) -> None:
         """Writes the lists if they lack an authority or a certificate."""
         issuers = {authority.certificate.subject for authority in authorities}
-        if before.issuers == issuers and all(one.serial in before.revoked for one in revoked):
-            return False
-        dated = [(one.serial, one.revoked_s) for one in revoked]
-        return self._put(config.REVOCATIONS, revocation_lists(authorities, dated, before, now_s))
+        if before.issuers != issuers or any(one.serial not in before.revoked for one in revoked):
+            dated = [(one.serial, one.revoked_s) for one in revoked]
+            self._put(config.REVOCATIONS, revocation_lists(authorities, dated, before, now_s))
 
-    def _certificate(self, authorities: Authorities, now_s: float) -> bool:
+    def _certificate(self, authorities: Authorities, now_s: float) -> None:
         if self._has_certificate(authorities, now_s):
-            return False
+            return
         certificate, key = ca.issue_server(authorities.active, self.settings.broker.hosts, now_s)
         self._put(config.KEY, ca.key_pem(key).decode(), private=True)
-        return self._put(config.CERTIFICATE, ca.pem_of(certificate) + authorities.active.pem)
+        self._put(config.CERTIFICATE, ca.pem_of(certificate) + authorities.active.pem)
 
     def _has_certificate(self, authorities: Authorities, now_s: float) -> bool:
         certificate = self._text(config.CERTIFICATE).encode()
@@ -124,25 +126,24 @@ class BrokerFolder:
             return False
         return ca.load_certificate(certificate).public_key() == key.public_key()
 
-    def _password(self) -> bool:
-        """Creates the password if a file of it is missing or damaged; returns whether it was created."""
+    def _password(self) -> None:
+        """Creates the password if a file of it is missing or damaged."""
         if self._text(BROKER_PASSWORD_FILE).strip() and self._text(config.PASSWORDS).strip():
-            return False
+            return
         password = secrets.token_urlsafe(32)
         line = config.password_line(BROKER_USER, password, secrets.token_bytes(_SALT_BYTES))
         self._put(config.PASSWORDS, line, private=True)
         write(self.password_file, f"{password}\n".encode(), private=True)
-        return True
 
-    def _put(self, name: str, text: str, *, private: bool = False) -> bool:
-        """Writes a file if its content changes; returns whether it was written."""
+    def _put(self, name: str, text: str, *, private: bool = False) -> None:
+        """Writes a file that the broker reads, if its content changes."""
         if self._text(name) == text:
-            return False
+            return
         path = self.path / name
         write(path, text.encode(), private=private)
+        self._is_reload_due = True
         if private and self._has_group:
             self._hand_on(path, 0o640)
-        return True
 
     @property
     def _has_group(self) -> bool:

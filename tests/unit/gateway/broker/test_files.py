@@ -1,8 +1,11 @@
 """The broker's folder: what a broker that runs as another user needs of it."""
 
 import base64
+import contextlib
 import os
+import signal
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +13,14 @@ from typing import Any
 import pytest
 
 from firstline_core.errors import ConfigError
-from firstline_gateway.broker.config import ACCESS_LIST, REVOCATIONS, denied_devices, password_line
+from firstline_gateway.broker.config import (
+    ACCESS_LIST,
+    CERTIFICATE,
+    CONFIGURATION,
+    REVOCATIONS,
+    denied_devices,
+    password_line,
+)
 from firstline_gateway.broker.files import BrokerFolder
 from firstline_gateway.identity.authorities import Authorities, open_authorities, parse_lists
 from firstline_gateway.identity.credentials import Changes, KnownCredentials
@@ -112,6 +122,37 @@ def test_a_store_that_lost_a_revocation_does_not_shorten_the_lists(tmp_path: Pat
     assert refused_by(path) == ({"1a", "3c"}, {"a", "c"})
     refreshed(path, credentials_of(("a", "4d", None), ("c", "3c", NOW_S)))  # a has enrolled again
     assert refused_by(path) == ({"1a", "3c"}, {"c"})
+
+
+@pytest.mark.parametrize("blocked", [CONFIGURATION, CERTIFICATE])
+def test_an_interrupted_revocation_is_completed_later(tmp_path: Path, blocked: str) -> None:
+    path, pid_file = tmp_path / "broker", tmp_path / "pid"
+    authorities = open_authorities(tmp_path / "identity", NOW_S)
+    folder = BrokerFolder(Settings(broker=Broker(directory=str(path), hosts=("127.0.0.1",), pid_file=str(pid_file))))
+    folder.refresh(authorities, NO_CREDENTIALS, NOW_S)
+    pid_file.write_text(str(os.getpid()))
+    (path / blocked).unlink()
+    (path / blocked).mkdir()
+    revoked = credentials_of(("a", "1a", NOW_S))
+    with sighups() as signals:
+        with pytest.raises(ConfigError, match=blocked):
+            folder.refresh(authorities, revoked, NOW_S)
+        (path / blocked).rmdir()
+        assert folder.refresh(authorities, revoked, NOW_S) == {"a"}
+        assert len(signals) == 1
+        assert folder.refresh(authorities, revoked, NOW_S) == set()
+        assert len(signals) == 1
+
+
+@contextlib.contextmanager
+def sighups() -> Iterator[list[int]]:
+    """The signals to reload that this process gets meanwhile."""
+    got: list[int] = []
+    before = signal.signal(signal.SIGHUP, lambda number, _: got.append(number))
+    try:
+        yield got
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_a_revocation_leaves_the_list_when_no_certificate_can_be_valid(tmp_path: Path) -> None:
