@@ -191,7 +191,7 @@ async def _simulate(case: Case, devices: int) -> dict[str, Any]:
         there = await stack.enter_async_context(world(devices, FRESH, case.effect, corrupt=case.corrupt))
         room = await stack.enter_async_context(driven(store, there))
         ended = await room.run(definition(*stages, manifest_sha256=there.manifest_sha256), 60)
-        last = (await room.rollouts.looks(ended.id)).looks[-1]
+        last = (await room.rollouts.looks(ended.id, (-1, 0), 200)).looks[-1]
         versions = await asyncio.to_thread(there.versions)
         return {
             "devices": devices,
