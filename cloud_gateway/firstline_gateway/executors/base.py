@@ -75,8 +75,7 @@ class ExecutionReport:
         batches: by server and outcome: "answered", "refused" (the request was at fault, or there was no room),
             "failed", or "cut_off" because another server was faster.
         repeats: batches that were sent once more, by reason: "hedge", "retry" or "probe" among the servers of an
-            executor; "executor_retry",
-            "executor_late" or "executor_probe".
+            executor; "executor_retry", "executor_late" or "executor_probe" on another executor.
         overhead: by model: the times of preparing and of handing out results.
         executors: each, if there are several.
     """

@@ -15,7 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from itertools import accumulate, zip_longest
 from threading import Lock
 from time import perf_counter
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from firstline_core.bundle.loaded_model import LoadedModel
 from firstline_core.clock import SYSTEM_CLOCK, Clock
@@ -160,15 +160,8 @@ class _Timed:
             self.infer_s += perf_counter() - started_s
 
 
-class Predictor(Protocol):
-    """The part of `firstline_core.bundle.loaded_model.LoadedModel` that a batch needs."""
-
-    @property
-    def by_row(self) -> bool: ...
-
-    def prepare(self, inputs: Arrays) -> Arrays: ...
-
-    def run(self, rows: Arrays) -> Arrays: ...
+Predictor = LoadedModel | _Timed
+"""A model that prepares and runs batches."""
 
 
 def run_batch(

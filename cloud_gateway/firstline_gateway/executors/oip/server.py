@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Protocol
 
 from firstline_core.bundle.loaded_model import LoadedModel
 from firstline_core.clock import SYSTEM_CLOCK, Clock, end_tasks, first_of
@@ -36,7 +35,7 @@ from firstline_core.errors import (
 )
 from firstline_core.ids import new_request_id
 from firstline_core.protocol.http import headers_for
-from firstline_core.protocol.http_client import HttpReply
+from firstline_core.protocol.http_client import HttpClient, HttpReply
 from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.statistics import OverheadTimes
 from firstline_core.telemetry.trace import CURRENT
@@ -64,17 +63,6 @@ _GRACE_S = 0.25
 _CLOSING = "This gateway is shutting down; send the request again."
 
 log = logger(__name__)
-
-
-class Transport(Protocol):
-    """Sends requests to one server."""
-
-    async def exchange(
-        self, method: str, path: str, headers: dict[str, str], body: bytes, timeout_s: float
-    ) -> HttpReply:
-        """See `HttpClient.exchange`."""
-
-    async def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +113,7 @@ class OipServer:
     """
 
     url: str
-    transport: Transport
+    transport: HttpClient
     group: ServerGroup
 
     def __post_init__(self) -> None:
@@ -408,7 +396,7 @@ class RemoteBatch:
 
 
 def open_servers(
-    group: ServerGroup, transports: Mapping[str, Transport], open_member: OpensMember, *, sessions: int
+    group: ServerGroup, transports: Mapping[str, HttpClient], open_member: OpensMember, *, sessions: int
 ) -> list[Member]:
     """Returns a member for each server of one executor.
 

@@ -423,7 +423,7 @@ class Admission:
 
     def _check_others(self, item: PendingRequest, slack_s: float, retry_after_s: float) -> None:
         """Checks whether a request behind it becomes late by it: each may be delayed by `slack_s`."""
-        if self.margin.usable_s(slack_s) < item.delays_s:
+        if slack_s < math.inf and self.margin.usable_s(slack_s) < item.delays_s:
             raise _no_room("Requests that were admitted before this one would be late because of it", retry_after_s)
 
 

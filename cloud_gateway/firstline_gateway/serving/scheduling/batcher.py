@@ -119,7 +119,7 @@ class Batcher:
         return waits_s / requests if requests else 0.0
 
     async def submit(self, key: ModelKey, request: InferRequest, inputs: Arrays | None = None) -> Arrays:
-        """Waits for the request's turn and returns its rows, (rows, classes) in their order.
+        """Waits for the request's turn, and returns the task's outputs by name, their rows in the order of the request.
 
         A caller that is cancelled takes its request out of the queue.
 
@@ -284,7 +284,7 @@ class Batcher:
                 self._start_waiting()
         finally:  # whatever fails, no request waits longer than it allows
             for item in self._new:
-                if item.request.deadline_s is not None and not item.answered.done():
+                if not item.answered.done():
                     self._expire_at_deadline(item)
             if self._new:
                 self._comes_alone = len(self._new) == 1
