@@ -324,8 +324,6 @@ class DeviceState(StrEnum):
 
 UNFINISHED = frozenset({DeviceState.WAITING, DeviceState.OFFERED, DeviceState.UNDER_WAY})
 """A stage waits for these."""
-EVER_OFFERED = frozenset(DeviceState) - {DeviceState.CONTROL, DeviceState.WAITING}
-"""These were offered the model."""
 
 
 class Assignment(Struct, frozen=True):

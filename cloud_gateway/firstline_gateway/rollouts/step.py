@@ -40,7 +40,6 @@ from firstline_gateway.rollouts.judgement.statistics import LOOKS_PER_STAGE
 from firstline_gateway.rollouts.judgement.verdict import StageDecision, Verdict, judge
 from firstline_gateway.rollouts.rollout import (
     BEGUN,
-    EVER_OFFERED,
     LIVE,
     UNFINISHED,
     Assignment,
@@ -165,7 +164,9 @@ class StepChanges:
             sentence=sentence,
             since_s=now.service_s,
         )
-        self.desired = {}  # the next step says what devices run instead
+        for name in self.desired:  # the offers of this step are not sent
+            del self.assigned[name]
+        self.desired = {}
         self.more = True
 
     def pause(self, sentence: str, now: StepTime, *, rule: str = "patience") -> None:
@@ -346,9 +347,8 @@ def _go_back(changes: StepChanges, assignments: Mapping[str, Assignment], view: 
     is_rollback = rollout.state is RolloutState.ROLLING_BACK
     leave = {_S.RETURNING, _S.RETURNED, _S.STRANDED}
     leave |= set() if is_rollback else {_S.DONE, _S.FAILED, _S.WITHDRAWN}
-    waiting = [each for each in assignments.values() if each.state is _S.WAITING]
-    again = [each for each in waiting if each.offered_s is not None]  # a retry, whose first offer still holds
-    affected = [each for each in assignments.values() if each.state in EVER_OFFERED - leave] + again
+    # Those that wait for a retry included: their first offer still holds.
+    affected = [each for each in assignments.values() if each.offered_s is not None and each.state not in leave]
     for each in affected[:_AT_ONCE]:
         device = view.devices.get(each.device)
         replaced = device is not None and (device.desired is None or device.desired.rollout != rollout.id)
@@ -361,8 +361,8 @@ def _go_back(changes: StepChanges, assignments: Mapping[str, Assignment], view: 
             changes.replaced[each.device] = each
         if not stays and not replaced:  # also of a revoked device, which may join again
             changes.desired[each.device] = rollback(each, rollout)
-    for each in waiting:
-        if each.offered_s is None:
+    for each in assignments.values():
+        if each.state is _S.WAITING and each.offered_s is None:
             changes.assigned[each.device] = replace(each, state=_S.WITHDRAWN)
     changes.more = bool(affected)
     if is_rollback and not affected:

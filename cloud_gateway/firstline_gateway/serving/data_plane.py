@@ -143,7 +143,7 @@ class InFlight:
 
     def __init__(self) -> None:
         self.count = 0
-        self._none: asyncio.Event | None = None
+        self._none = asyncio.Event()
 
     def __enter__(self) -> Self:
         self.count += 1
@@ -151,12 +151,11 @@ class InFlight:
 
     def __exit__(self, *_: object) -> None:
         self.count -= 1
-        if not self.count and self._none is not None:
+        if not self.count:
             self._none.set()
 
     async def end(self) -> None:
         """Waits until no request is in flight."""
-        self._none = self._none or asyncio.Event()
         while self.count:
             self._none.clear()
             await self._none.wait()

@@ -18,6 +18,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
+from functools import partial
 from types import MappingProxyType
 from typing import Annotated
 
@@ -191,20 +192,19 @@ def judge(
         _installations(rules.installations, installed, failed, level),
         *(_compared(*each, level) for each in zip(judged.items(), tested, p_values, strict=True)),
     )
+    decided = partial(Verdict, look=look, findings=findings)
     for finding in findings:
         if finding.p_value <= finding.level:
-            return Verdict(StageDecision.ABORT, finding.figure, _worse(finding), look, findings)
+            return decided(StageDecision.ABORT, finding.figure, _worse(finding))
     if not over:
-        return Verdict(
-            StageDecision.HOLD, "time", "Nothing is worse so far; the stage's time is not over.", look, findings
-        )
+        return decided(StageDecision.HOLD, "time", "Nothing is worse so far; the stage's time is not over.")
     if not installed:  # with few devices even that may be chance
         sentence = (
             f"Of {counted(failed, 'device')} that tried, none could install it."
             if failed
             else "No device of the stage runs the model yet."
         )
-        return Verdict(StageDecision.HOLD, INSTALLATIONS, sentence, look, findings)
+        return decided(StageDecision.HOLD, INSTALLATIONS, sentence)
     unclear = [
         one
         for one in findings
@@ -213,12 +213,12 @@ def judge(
     if unclear:
         blind = any(one.figure == "disagreement" for one in unclear)
         sentence = f"{_unclear(unclear)}{_without_audits(running or treated, control) if blind else ''}"
-        return Verdict(StageDecision.HOLD, "unclear", sentence, look, findings)
+        return decided(StageDecision.HOLD, "unclear", sentence)
     if rules.need_audits and (unaudited := _unaudited(running)):
         sentence = f"Nothing that could be seen is worse.{unaudited}{WITHOUT_AUDITS}"
-        return Verdict(StageDecision.HOLD, "unaudited", sentence, look, findings)
+        return decided(StageDecision.HOLD, "unaudited", sentence)
     sentence = f"{_sound(findings)}{_audits(running, control) if running else ''}"
-    return Verdict(StageDecision.PROMOTE, "sound", sentence, look, findings)
+    return decided(StageDecision.PROMOTE, "sound", sentence)
 
 
 def finite(value: float) -> float | None:

@@ -211,6 +211,8 @@ def test_decisive_failures_stop_the_offers() -> None:
     fleet.advance(60)
     assert fleet.rollout.state is RolloutState.ROLLED_BACK, fleet.rollout.sentence
     assert "installations failed" in fleet.rollout.sentence
+    assert fleet.rollout.sentence.endswith("The previous version runs again on 11 devices.")
+    assert fleet.states() == {S.RETURNED: 11, S.WITHDRAWN: 29}, "the others were never offered it"
     assert all(each.desired in (OLD, BACK) for each in fleet.devices.values())
 
 
