@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from functools import cached_property, partial
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, Struct
@@ -399,17 +399,17 @@ def encode_manifest(manifest: Manifest) -> bytes:
     their defaults: most bundles do not need them.
     """
     fields = msgspec.to_builtins(manifest)
-    if not manifest.task_package:
-        del fields["task_package"]
-    for model in (*fields["edge"], fields["full"]):
-        for name in ("batch", "without_rows"):
-            if model is not None and not model[name]:
-                del model[name]
-        certificate = (model or {}).get("certificate") or {}
-        for name in ("events", "labels_digest", "graded"):
-            if name in certificate and not certificate[name]:
-                del certificate[name]
+    _omit_empty(fields, "task_package")
+    for model in filter(None, (*fields["edge"], fields["full"])):
+        _omit_empty(model, "batch", "without_rows")
+        _omit_empty(model["certificate"] or {}, "events", "labels_digest", "graded")
     return msgspec.json.format(msgspec.json.encode(fields), indent=1) + b"\n"
+
+
+def _omit_empty(fields: dict[str, Any], *names: str) -> None:
+    for name in names:
+        if not fields.get(name, True):
+            del fields[name]
 
 
 def valid_certificate(manifest: Manifest, model: Model) -> Certificate | None:
