@@ -1,9 +1,9 @@
 """Decides when and in which thread images and recordings are decoded, within a memory budget per caller and in total.
 
-`images.py` and `audio.py` decode. What takes little time, also compared with the model, is decoded where the model
-runs, see `cost.py`. The rest is decoded first, in threads of low priority, so that it takes neither the event loop nor
-the places of other requests. A caller whose images fill its part of the budget or of the threads waits, and does not
-delay others.
+`images.py` and `audio.py` decode. Files are decoded where their model runs if that takes little time, also compared
+with the model, see `cost.py`. Large ones are decoded first, in threads of low priority, so that they take neither the
+event loop nor the places of other requests. A caller whose images fill its part of the budget or of the threads waits,
+and does not delay others.
 """
 
 from __future__ import annotations
