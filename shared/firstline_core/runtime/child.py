@@ -59,12 +59,12 @@ def run_python(
                 raise Interrupted(reason)
             if left_s <= _CHECK_S:
                 raise ChildFailed(f"It did not end within {limit_s:g} s.")
-    finally:
-        if child.poll() is None:
-            with suppress(ProcessLookupError):
-                os.killpg(child.pid, signal.SIGKILL)
+    except BaseException:
+        with suppress(ProcessLookupError):  # its group, because a process that it started may hold its pipes
+            os.killpg(child.pid, signal.SIGKILL)
         with suppress(subprocess.TimeoutExpired):  # what hangs within a driver does not end when it is killed
             child.communicate(timeout=5.0)  # closes the pipes, also of a child that ended before it had to
+        raise
     if child.returncode < 0:
         raise ChildFailed(f"It ended its process with {_signal_name(-child.returncode)}.")
     if child.returncode:
