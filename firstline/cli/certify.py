@@ -266,19 +266,15 @@ def _prepare(
     """
     opened = open_bundle(require_bundle(bundle)) if bundle is not None else None
     shares: dict[str, float] = {}
+    states_nothing = contract.epsilon is None and contract.delta is None
+    renews_events = audited and states_nothing and opened is not None and _promises_events(opened)
     if contract.promise and opened is not None:
         terms = terms.about(parse_promises(contract.promise, opened.manifest.task))
     elif contract.epsilon is not None and contract.delta is not None:
         shares = {"--epsilon": terms.epsilon, "--delta": terms.delta}
         if opened is not None:
             require_event(opened.manifest)
-    elif not (
-        audited
-        and opened is not None
-        and contract.epsilon is None
-        and contract.delta is None
-        and _promises_events(opened)
-    ):
+    elif not renews_events:
         missing = [name for name in ("--epsilon", "--delta") if getattr(contract, name[2:]) is None]
         fault = f"{missing[0]} is missing. " if len(missing) == 1 else ""
         raise ConfigError(f"{fault}Name --epsilon and --delta, or a promise about an event with --promise.")

@@ -248,12 +248,13 @@ def _missing_signatures(keyring: Keyring) -> str:
 
 def _publish_complete(keyring: Keyring, gateway: GatewayOptions, replaced: Mapping[str, str] | None = None) -> Report:
     """Publishes if a gateway is named and no signature is missing."""
-    if not keyring.draft.exists() and gateway.found_url:
+    lacking = keyring.lacking()
+    if not lacking and gateway.found_url:
         with gateway.registry() as registry:
             return _published(keyring, registry, replaced)
-    if not keyring.draft.exists():
+    if not lacking:
         typer.echo("It is not published yet: `firstline keys publish --gateway URL`.", err=True)
-    return Report({"replaced": replaced, "published": None, "lacking": keyring.lacking()}, ())
+    return Report({"replaced": replaced, "published": None, "lacking": lacking}, ())
 
 
 def _published(

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from firstline.cli.command import EXIT_FAILED, command, command_group, print_report
-from firstline.cli.command import Report as Printed
+from firstline.cli.command import EXIT_FAILED, Report, command, command_group, print_report
 from firstline.cli.options import DataReading, PortOption, ThreadsOption
 from firstline.cli.output import Output, OutputOption, progress, warn
 from firstline_core.errors import ConfigError
@@ -155,7 +154,7 @@ def pair_command(
     draw_disagreements(measured, out / "disagreements")
     text = list(_text(report, measured, certification, out, served=serve_it))
     failed = require and not report.certified
-    print_report(Printed(report, text, EXIT_FAILED if failed else 0), output)
+    print_report(Report(report, text, EXIT_FAILED if failed else 0), output)
     if serve_it:
         serve(bundle, port, output)
 

@@ -189,6 +189,7 @@ def _publish(
     current: Metadata[Any] = keyring.targets()
     version = current.signed.version
     if version > published.get(Targets.type, version):
+        # The registry went back: only this machine has the last targets.
         if not recover:
             raise MetadataRollbackError(
                 f"The registry has targets of version {published[Targets.type]}, and version {version} was published "
@@ -209,12 +210,11 @@ def _publish(
             ) from error
         version = current.signed.version + 1
     targets = change(dict(current.signed.targets))
-    if targets is not None or renew or not roles.allows(root, current):
-        unchanged = dict(current.signed.targets)
-        current = roles.new_targets(unchanged if targets is None else targets, version, now_s)
+    signs_again = targets is not None or renew or not roles.allows(root, current)
+    if signs_again:
+        current = roles.new_targets(dict(current.signed.targets) if targets is None else targets, version, now_s)
         roles.sign(current, keyring.targets_signers(root))
-        fresh.append(current.to_bytes())
-    elif Targets.type not in published:
+    if signs_again or Targets.type not in published:
         fresh.append(current.to_bytes())
     if not fresh:
         return None
