@@ -133,13 +133,11 @@ def _events(variant: str, events: Mapping[str, EventFigures]) -> Iterator[str | 
 
 def _thresholds(evaluation: Evaluation) -> str:
     """Returns the policy's threshold, or each variant's if certificates have others."""
-    each = {variant.edge.id: variant.threshold for variant in evaluation.variants}
-    if len(set(each.values())) == 1 and not any(variant.by for variant in evaluation.variants):
-        return f"{next(iter(each.values())):g}"
-    by = {variant.edge.id: f", the lowest by {variant.by}" if variant.by else "" for variant in evaluation.variants}
-    return (
-        ", ".join(f"{value:g} ({name}{by[name]})" for name, value in each.items()) or f"{evaluation.policy.threshold:g}"
-    )
+    lowest = {variant.edge.id: f", the lowest by {variant.by}" if variant.by else "" for variant in evaluation.variants}
+    shared = {variant.threshold for variant in evaluation.variants} or {evaluation.policy.threshold}
+    if len(shared) == 1 and not any(lowest.values()):
+        return f"{shared.pop():g}"
+    return ", ".join(f"{each.threshold:g} ({each.edge.id}{lowest[each.edge.id]})" for each in evaluation.variants)
 
 
 def _percent(share: float) -> str:
