@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import Depends, Request
 from fastapi.security import HTTPBearer
@@ -210,7 +210,10 @@ class Access:
     _denied_s: dict[tuple[str, str], float] = field(default_factory=dict)
 
     def scope(self, to_read: Scope, to_change: Scope | None = None) -> Callable[..., AsyncIterator[None]]:
-        """Returns a dependency that requires a scope; to change something another one, if it is given."""
+        """Returns a dependency that requires a scope; to change something another one, if it is given.
+
+        It encloses the route, so that a refusal by the route itself is noted in the audit log, too.
+        """
 
         async def required(request: Request, _: _Bearer) -> AsyncIterator[None]:
             wanted = to_read if to_change is None or request.method == "GET" else to_change
@@ -279,37 +282,33 @@ class Access:
         await self.audit_log.note(actor, "person.denied", "gateway", details)
 
 
-def _principal(request: Request) -> str:
-    principal: str = request.state.principal
-    return principal
+def _noted(name: str) -> Any:
+    """Returns a parameter of routes: what the router's dependency of `Access` noted about the caller."""
+
+    async def read(request: Request) -> Any:
+        return getattr(request.state, name)
+
+    return Depends(read)
 
 
-def _operator(request: Request) -> str:
-    return _principal(request) or UNAUTHENTICATED
+Principal = Annotated[str, _noted("principal")]
+CallingDevice = Annotated[str, _noted("principal")]
+"""The name of the device that calls."""
+OnBehalf = Annotated[Person | None, _noted("person")]
+"""The person on whose behalf the request is sent."""
+Sees = Annotated[Callable[[str], Awaitable[bool]], _noted("sees")]
+"""Returns whether the person of the request sees a device; without a person, all are seen."""
 
 
-def _person(request: Request) -> Person | None:
-    person: Person | None = request.state.person
-    return person
+async def _operator(principal: Principal) -> str:
+    return principal or UNAUTHENTICATED
 
 
-def _sees(request: Request) -> Callable[[str], Awaitable[bool]]:
-    sees: Callable[[str], Awaitable[bool]] = request.state.sees
-    return sees
-
-
-def _selector(person: Annotated[Person | None, Depends(_person)], selector: str = "") -> Selector:
+async def _selector(person: OnBehalf, selector: str = "") -> Selector:
     """Returns the selector of a request, within the devices of the person."""
     own = person.devices if person is not None else ""
     return parse_selector(",".join(filter(None, (own, selector.strip()))))
 
 
-OnBehalf = Annotated[Person | None, Depends(_person)]
-"""The person on whose behalf the request is sent."""
-Sees = Annotated[Callable[[str], Awaitable[bool]], Depends(_sees)]
-"""Returns whether the person of the request sees a device; without a person, all are seen."""
-OwnSelector = Annotated[Selector, Depends(_selector)]
-# The caller, as the router's dependency noted it.
-Principal = Annotated[str, Depends(_principal)]
 Operator = Annotated[str, Depends(_operator)]
-CallingDevice = Annotated[str, Depends(_principal)]
+OwnSelector = Annotated[Selector, Depends(_selector)]

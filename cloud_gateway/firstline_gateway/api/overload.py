@@ -113,8 +113,7 @@ class OverloadGuard:
             client: from `client_key`.
             now_s: monotonic time.
         """
-        if now_s - self._period_start_s > self._PERIOD_S:
-            self._begin_period(now_s)
+        self._end_period(now_s)
         self._queue_full[client] += 1
         if self._queue_full[client] > self._READ_PER_S:
             self._held_until_s[client] = now_s + min(self._LONGEST_HOLD_S, self._queue_wait_s() / 4)
@@ -133,8 +132,7 @@ class OverloadGuard:
         return False
 
     def _refuses_client(self, client: int, now_s: float) -> bool:
-        if now_s - self._period_start_s > self._PERIOD_S:
-            self._begin_period(now_s)
+        self._end_period(now_s)
         self._sent[client] += 1
         self._sent_in_all += 1
         is_held = self._held_until_s.get(client, now_s) > now_s
@@ -150,7 +148,10 @@ class OverloadGuard:
         sent = self._sent_in_all
         return sent > self._READ_PER_S and self._sent[client] * len(self._sent) >= sent
 
-    def _begin_period(self, now_s: float) -> None:
+    def _end_period(self, now_s: float) -> None:
+        """Begins the next period if the present one is over."""
+        if now_s - self._period_start_s <= self._PERIOD_S:
+            return
         self._period_start_s = now_s
         self._sent.clear()
         self._sent_in_all = 0

@@ -77,17 +77,15 @@ def _lines(found: dict[str, Any], *, has_token: bool) -> list[str]:
     lines += executor_lines(found.get("executors", []))
     if "store" in found:
         lines.append(f"store: {found['store']['problem'] or found['store']['database']}")
-    lines += [f"webhook: {each['name']}: {_webhook_state(each)}" for each in found.get("webhooks", [])]
+    for webhook in found.get("webhooks", []):
+        state = webhook["problem"] or ("up" if webhook["delivered"] else "nothing delivered yet, so not tested")
+        lines.append(f"webhook: {webhook['name']}: {state}")
     if "contracts" in found:
         lines += [_contract_line(contract) for contract in found["contracts"]]
         lines += _device_alarm_lines(found["device_alarms"])
     elif "models" in found:
         lines.append("contracts: a key with the scope fleet shows them")
     return lines
-
-
-def _webhook_state(webhook: dict[str, Any]) -> str:
-    return webhook["problem"] or ("up" if webhook["delivered"] else "nothing delivered yet, so not tested")
 
 
 def executor_lines(executors: list[dict[str, Any]]) -> list[str]:
@@ -134,18 +132,16 @@ def _bracketed(host: str) -> str:
 
 
 def _contract_line(contract: dict[str, Any]) -> str:
-    since, variant = contract["alarmed_since"], contract["variant"] or contract["edge_digest"]
-    return (
-        f"contract: {contract['bundle']} version {contract['version']} {variant}: "
-        f"{f'BROKEN since {since}' if since else 'no alarm so far'}; {contract['finding']}; "
-        f"{counted(contract['devices'], 'device')}"
-    )
+    since = contract["alarmed_since"]
+    state = f"BROKEN since {since}" if since else "no alarm so far"
+    devices = counted(contract["devices"], "device")
+    return f"contract: {_variant_words(contract)}: {state}; {contract['finding']}; {devices}"
 
 
 def _device_alarm_lines(alarms: list[dict[str, Any]]) -> list[str]:
     under_way = [alarm for alarm in alarms if alarm["ended"] is None]
     lines = [
-        f"device alarm: {' '.join(filter(None, _alarm_words(alarm)))}: {alarm['device']}, "
+        f"device alarm: {_variant_words(alarm)}: {alarm['device']}, "
         f"{alarm['event'] + ', ' if alarm['event'] else ''}by its own audits, since {alarm['since']}"
         for alarm in under_way[:_ALARMS_SHOWN]
     ]
@@ -153,8 +149,8 @@ def _device_alarm_lines(alarms: list[dict[str, Any]]) -> list[str]:
     return [*lines, f"device alarms: {more} more"] if more > 0 else lines
 
 
-def _alarm_words(alarm: dict[str, Any]) -> tuple[str, ...]:
-    return alarm["bundle"], "version", alarm["version"], alarm["variant"] or alarm["edge_digest"]
+def _variant_words(found: dict[str, Any]) -> str:
+    return f"{found['bundle']} version {found['version']} {found['variant'] or found['edge_digest']}"
 
 
 def _yes(value: object) -> str:

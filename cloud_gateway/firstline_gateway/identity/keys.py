@@ -57,21 +57,12 @@ def create_key(
     Raises:
         ConfigError: the name is taken, or a name is malformed.
     """
-    try:
-        msgspec.convert(name, Name)
-    except msgspec.ValidationError as error:
-        raise ConfigError(
-            f"{name!a} cannot name a key; use 1 to 64 letters, digits, '.', '_', '-', a letter or digit first."
-        ) from error
+    _check(name, Name, "a key; use 1 to 64 letters, digits, '.', '_', '-', a letter or digit first")
     if person:
-        try:
-            msgspec.convert(person, PersonName)
-        except msgspec.ValidationError as error:
-            raise ConfigError(
-                f"{person!a} cannot name a person; use 1 to 64 letters, digits, '.', '_', '@', '+', '-'."
-            ) from error
+        _check(person, PersonName, "a person; use 1 to 64 letters, digits, '.', '_', '@', '+', '-'")
     version = next_version(connection)  # first: of two that create the same name, one waits for the other
-    if _is_taken(connection, name):
+    taken = select(API_KEYS.c.sha256).where(API_KEYS.c.name == name, API_KEYS.c.revoked_s.is_(None))
+    if connection.execute(taken).first() is not None:
         raise ConfigError(f"A key named '{name}' exists; revoke it first, or choose another name.")
     text = PREFIX + secrets.token_urlsafe(32)
     connection.execute(
@@ -115,6 +106,9 @@ def revoke_key(connection: Connection, name: str, now_s: float) -> None:
         )
 
 
-def _is_taken(connection: Connection, name: str) -> bool:
-    query = select(API_KEYS.c.sha256).where(API_KEYS.c.name == name, API_KEYS.c.revoked_s.is_(None))
-    return connection.execute(query).first() is not None
+def _check(text: str, kind: Any, what: str) -> None:
+    """Checks that a text is a name of this kind; the error ends with `what`, which says how such names are formed."""
+    try:
+        msgspec.convert(text, kind)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{text!a} cannot name {what}.") from error

@@ -39,7 +39,7 @@ _ONE = wire.PROFILES_PATH + "/{bundle}/versions/{version}/machines/{machine}"
 _REQUESTS = wire.requests_path("{name}")
 
 
-def place_of(bundle: BundleName, version: Version, machine: MachineName) -> Place:
+async def place_of(bundle: BundleName, version: Version, machine: MachineName) -> Place:
     """Returns the place of a profile, from a path."""
     return bundle, version, machine
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 from fastapi import APIRouter, Depends, Path, Query, Request
@@ -166,9 +167,7 @@ def catalogue_routes(registry: Registry | None, access: Access) -> APIRouter:
     ) -> Response:
         """The signed bundles, by name and version (after=NAME/VERSION, model=)."""
         bundles = await _opened(registry).catalogue.entries(_cursor(after, "a model"), limit + 1, model)
-        page = bundles[:limit]
-        last = f"{page[-1].name}/{page[-1].version}" if len(bundles) > limit else None
-        return answer(wire.BundlePage(tuple(page), last))
+        return answer(wire.BundlePage(tuple(bundles[:limit]), _next_cursor(bundles, limit)))
 
     @router.get(_BUNDLE)
     async def read_bundle(model: ModelName, version: Version) -> Response:
@@ -183,9 +182,7 @@ def catalogue_routes(registry: Registry | None, access: Access) -> APIRouter:
         behind = _cursor(after, "a configuration")
         listed = (await _opened(registry).catalogue.current()).configurations
         matching = [one for one in listed if (one.name, one.version) > behind and name in ("", one.name)]
-        page = matching[:limit]
-        last = f"{page[-1].name}/{page[-1].version}" if len(matching) > limit else None
-        return answer(wire.ConfigurationPage(tuple(page), last))
+        return answer(wire.ConfigurationPage(tuple(matching[:limit]), _next_cursor(matching, limit)))
 
     return router
 
@@ -227,6 +224,11 @@ def _cursor(after: str, what: str) -> ModelKey:
     """Returns the name and version behind which a page starts."""
     name, _, version = after.partition("/")
     return ModelKey(name_of(name, what), number_of(version, "a version")) if after else ModelKey("", 0)
+
+
+def _next_cursor(found: Sequence[wire.BundleEntry | wire.ConfigurationEntry], limit: int) -> str | None:
+    """Returns the `after` of the next page; None if `found` is not longer than a page."""
+    return f"{found[limit - 1].name}/{found[limit - 1].version}" if len(found) > limit else None
 
 
 def _opened(registry: Registry | None) -> Registry:
