@@ -11,7 +11,7 @@ import msgspec
 import sqlalchemy as sa
 
 from firstline_core.fleet.audit_log import Entry, next_entry
-from firstline_gateway.store.schema import METADATA
+from firstline_gateway.store.schema import METADATA, single_row
 
 ENTRIES = sa.Table(
     "audit_log_entries",
@@ -26,15 +26,11 @@ ENTRIES = sa.Table(
     sa.Column("sha256", sa.String(64), nullable=False),
 )
 
-HEAD = sa.Table(
+HEAD = single_row(
     "audit_log_head",
-    METADATA,
-    sa.Column("id", sa.Integer, primary_key=True, autoincrement=False),
     sa.Column("number", sa.BigInteger, nullable=False),
     sa.Column("sha256", sa.String(64), nullable=False),
 )
-"""One row, of id 1."""
-
 
 _DETAILS_BYTES = 64 * 1024
 

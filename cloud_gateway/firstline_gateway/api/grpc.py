@@ -13,6 +13,7 @@ from firstline_core.errors import FirstlineError, QueueFullError
 from firstline_core.protocol.grpc.server import GrpcServer, peer_address
 from firstline_core.protocol.grpc.service import INFER, OPERATE, Caller, CallHooks, Context, InferenceService
 from firstline_core.protocol.http import BodyBudget
+from firstline_core.protocol.sockets import host_and_port
 from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_gateway.api import persons
 from firstline_gateway.api.auth import caller_of, check_scope
@@ -67,10 +68,9 @@ def grpc_server(
     tls = identity.tls
     authorize = partial(_authorize, identity, CallPlaces(settings.grpc.calls_limit))
     hooks = CallHooks(authorize, bodies.share, note, unread, no_room)
-    host = settings.api.host.strip("[]")
     return GrpcServer(
         InferenceService(plane, hooks, clock=clock),
-        f"[{host}]:{settings.grpc.port}" if ":" in host else f"{host}:{settings.grpc.port}",
+        host_and_port(settings.api.host.strip("[]"), settings.grpc.port),
         body_limit_bytes=settings.limits.body_bytes,
         calls_limit=settings.grpc.calls_limit,
         credentials=None if tls is None else _credentials(tls, demand=settings.grpc.client_certificates),

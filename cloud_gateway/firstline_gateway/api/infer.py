@@ -176,14 +176,12 @@ _PATTERNS = [(compile_path(path)[0], endpoint) for path, endpoint in _ENDPOINTS.
 
 def match_route(path: str) -> RouteMatch | None:
     """Returns the endpoint and model of a POST to an unquoted path; None if it does not ask for inference."""
-    return _remembered_route(path) if len(path) <= _REMEMBERED_CHARACTERS else _route_of(path)
+    return _route_of(path) if len(path) <= _REMEMBERED_CHARACTERS else _route_of.__wrapped__(path)
 
 
+@lru_cache(_PATHS_REMEMBERED)
 def _route_of(path: str) -> RouteMatch | None:
     for pattern, endpoint in _PATTERNS:
         if found := pattern.match(path):
             return RouteMatch(endpoint, found["model"], found.groupdict().get("version", ""))
     return None
-
-
-_remembered_route = lru_cache(_PATHS_REMEMBERED)(_route_of)

@@ -96,15 +96,13 @@ def repository_routes(plane: GatewayDataPlane, access: Access) -> APIRouter:
     @router.post("/v2/repository/models/{model}/load", openapi_extra={"requestBody": {"content": LOADING_BODY}})
     async def load_model(request: Request, model: str) -> Response:
         """Reload all versions of a model; if one does not load, the previous ones stay."""
-        return response_of(
-            await extensions.load_reply(plane, model, await read_body(request, extensions.REPOSITORY_LIMITS))
-        )
+        body = await read_body(request, extensions.REPOSITORY_LIMITS)
+        return response_of(await extensions.load_reply(plane, model, body))
 
     @router.post("/v2/repository/models/{model}/unload", openapi_extra={"requestBody": {"content": LOADING_BODY}})
     async def unload_model(request: Request, model: str) -> Response:
         """Unload a model, and free its memory once requests in flight are answered."""
-        return response_of(
-            await extensions.unload_reply(plane, model, await read_body(request, extensions.REPOSITORY_LIMITS))
-        )
+        body = await read_body(request, extensions.REPOSITORY_LIMITS)
+        return response_of(await extensions.unload_reply(plane, model, body))
 
     return router

@@ -16,7 +16,7 @@ from firstline_core.errors import ForbiddenError, RequestError
 from firstline_core.fleet.persons import PERSON_HEADER, Person, Role
 from firstline_core.fleet.rest import CONTRACTS_PATH, DEVICES_PATH
 from firstline_core.fleet.rollout import AUDIT_PATH, PLAN_PATH, ROLLOUTS_PATH
-from firstline_core.fleet.selector import Selector, parse_selector
+from firstline_core.fleet.selector import parse_selector
 from firstline_core.protocol import enrolment
 from firstline_core.protocol.extensions import INDEX_PATH
 from firstline_core.storage.structs import fault_of
@@ -80,9 +80,8 @@ async def check(person: Person, request: Request, tags_of: Tags) -> None:
         raise ForbiddenError(f"{person.name} is an {person.role} and may not decide this; ask for the role approver.")
     if not person.devices:
         return
-    selector = parse_selector(person.devices)
     if path.startswith((DEVICES_PATH, enrolment.DEVICES_PATH)) and "name" in request.path_params:
-        await _check_device(person, selector, request.path_params["name"], tags_of)
+        await _check_device(person, request.path_params["name"], tags_of)
     elif path.startswith(AUDIT_PATH):
         kind, _, name = request.query_params.get("subject", "").partition(":")
         if path != AUDIT_PATH or kind not in ("device", "rollout"):
@@ -90,13 +89,13 @@ async def check(person: Person, request: Request, tags_of: Tags) -> None:
                 f"{person.name} sees the audit log of single devices and rollouts only; name one with `subject`."
             )
         if kind == "device":  # the route reads the selector of a rollout
-            await _check_device(person, selector, name, tags_of)
+            await _check_device(person, name, tags_of)
     elif path == enrolment.DEVICES_PATH or not (reads or path.startswith(ROLLOUTS_PATH)):
         raise ForbiddenError(f"{person.name} may change devices with {person.devices} only; this concerns others too.")
 
 
-async def _check_device(person: Person, selector: Selector, name: str, tags_of: Tags) -> None:
-    if not selector.matches(await tags_of(name)):
+async def _check_device(person: Person, name: str, tags_of: Tags) -> None:
+    if not await sees(person, tags_of, name):
         raise ForbiddenError(f"{person.name} sees devices with {person.devices} only, and not {name[:64]!a}.")
 
 

@@ -19,11 +19,7 @@ if TYPE_CHECKING:
 
 
 def add_action(
-    commands: Commands,
-    name: str,
-    action: Callable[[argparse.Namespace], int],
-    purpose: str,
-    example: str,
+    commands: Commands, name: str, action: Callable[[argparse.Namespace], int], purpose: str, example: str
 ) -> Parser:
     """Adds a command with the option `--config`, which a function carries out; see `add_command`."""
     command = add_command(commands, name, purpose, example=f"firstline-gateway {example}")

@@ -11,6 +11,7 @@ from typing import Any
 from firstline_core.command_line import Commands
 from firstline_core.errors import ConfigError
 from firstline_core.protocol.loopback import is_loopback
+from firstline_core.protocol.sockets import host_and_port
 from firstline_core.telemetry.wording import counted
 from firstline_gateway.commands.base import add_action, settings_of, show
 
@@ -119,16 +120,12 @@ def _configured(arguments: argparse.Namespace) -> tuple[str, Path | None]:
     found = settings_of(arguments)
     local, hosts = found.api.host if is_loopback(found.api.host) else "127.0.0.1", found.tls.hosts
     if not found.tls.enabled:
-        return f"http://{_bracketed(local)}:{found.api.port}", arguments.ca
+        return f"http://{host_and_port(local, found.api.port)}", arguments.ca
     # By a name that its certificate has.
     host = local if local in hosts or not hosts else hosts[0]
     own = Path(found.identity.directory) / "authorities.pem"
     issued = Path(found.tls.ca_file) if found.tls.ca_file else own if not found.tls.certificate_file else None
-    return f"https://{_bracketed(host)}:{found.api.port}", arguments.ca or issued
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
+    return f"https://{host_and_port(host, found.api.port)}", arguments.ca or issued
 
 
 def _contract_line(contract: dict[str, Any]) -> str:

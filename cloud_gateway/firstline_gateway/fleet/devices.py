@@ -22,39 +22,38 @@ from firstline_core.fleet.twin import Brake, Desired, Reported
 from firstline_core.storage.seals import DECODING_ERRORS
 from firstline_core.telemetry.logs import logger
 from firstline_gateway.fleet.totals import COUNTS, HISTORY
-from firstline_gateway.store.schema import METADATA, JsonColumn, batched, insert_missing
+from firstline_gateway.store.schema import METADATA, JsonColumn, batched, insert_missing, single_row
 
 DEVICES = sa.Table(
     "fleet_devices",
     METADATA,
     sa.Column("name", sa.String(64), primary_key=True),
-    sa.Column("tags", JsonColumn(dict[str, str]), nullable=False),
+    sa.Column("tags", JsonColumn(dict[str, str]), nullable=False, default=dict),
     sa.Column("accepted_s", sa.Double),  # NULL while it is not accepted
     sa.Column("first_seen_s", sa.Double),
     sa.Column("last_seen_s", sa.Double),  # NULL before the first message
-    sa.Column("online", sa.Boolean, nullable=False),
-    sa.Column("session", sa.String(64), nullable=False),
-    sa.Column("earlier_sessions", JsonColumn(list[str]), nullable=False),  # the latest last
-    sa.Column("sequence", sa.BigInteger, nullable=False),  # of `reported`
-    sa.Column("agent_version", sa.String(64), nullable=False),  # of `reported`; "" without it
+    sa.Column("online", sa.Boolean, nullable=False, default=False),
+    sa.Column("session", sa.String(64), nullable=False, default=""),
+    sa.Column("earlier_sessions", JsonColumn(list[str]), nullable=False, default=list),  # the latest last
+    sa.Column("sequence", sa.BigInteger, nullable=False, default=-1),  # of `reported`
+    sa.Column("agent_version", sa.String(64), nullable=False, default=""),  # of `reported`; "" without it
     sa.Column("reported", JsonColumn(Reported)),
-    sa.Column("desired", JsonColumn(Desired), nullable=False),  # without revision and brake, see `REVISION`
-    sa.Column("revision", sa.BigInteger, nullable=False),  # counts the changes of `desired`
+    # Without revision and brake, see `REVISION`.
+    sa.Column("desired", JsonColumn(Desired), nullable=False, default=Desired(0)),
+    sa.Column("revision", sa.BigInteger, nullable=False, default=0),  # counts the changes of `desired`
     # The revision at the broker (-1 for none) minus `revision`. If it is below the number of the brake, the
     # broker lacks the newest document.
-    sa.Column("lead", sa.BigInteger, nullable=False),
+    sa.Column("lead", sa.BigInteger, nullable=False, default=-1),
     sa.Index(None, "last_seen_s"),
     # Publishers look for devices every few seconds, and an operator waits until accepted devices are counted.
     sa.Index(None, "lead", "name", "accepted_s"),
 )
-BRAKE = sa.Table(
+BRAKE = single_row(
     "fleet_brake",
-    METADATA,
-    sa.Column("id", sa.Integer, primary_key=True, autoincrement=False),
     sa.Column("number", sa.BigInteger, nullable=False),  # counts the changes of the brake
     sa.Column("brake", sa.Text),  # JSON; NULL without a limit
 )
-"""One row, of id 1: the limits on all devices' escalations. No device's row changes with them."""
+"""The limits on all devices' escalations. No device's row changes with them."""
 
 _REVISION_LIMIT = 2**52  # a device that reports more would leave no room for further revisions
 _EARLIER = 8  # sessions whose late messages are recognised
@@ -371,20 +370,8 @@ def _brake(stored: str | None) -> Brake | None:
 
 
 def _ensure(connection: sa.Connection, name: str, accepted_s: float | None) -> None:
-    new: dict[str, Any] = {
-        "name": name,
-        "tags": {},
-        "accepted_s": accepted_s,
-        "online": False,
-        "session": "",
-        "earlier_sessions": [],
-        "sequence": -1,
-        "agent_version": "",
-        "desired": Desired(0),
-        "revision": 0,
-        "lead": -1,
-    }
-    insert_missing(connection, DEVICES, new)
+    """Adds a device that is unknown, with the defaults of the other columns."""
+    insert_missing(connection, DEVICES, {"name": name, "accepted_s": accepted_s})
 
 
 def _query() -> sa.Select[Any]:

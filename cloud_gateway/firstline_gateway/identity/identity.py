@@ -45,11 +45,7 @@ class IdentityService:
         self.folder = AuthorityFolder(Path(identity.directory), clock)
         self.readers = Readers(store.database)
         self.gatekeeper = Gatekeeper(
-            self.readers,
-            self.folder,
-            refresh_s=auth.refresh_s,
-            grace_s=identity.renew_grace_days * DAY_S,
-            clock=clock,
+            self.readers, self.folder, refresh_s=auth.refresh_s, grace_s=identity.renew_grace_days * DAY_S, clock=clock
         )
         self.devices = Devices(
             self.folder,

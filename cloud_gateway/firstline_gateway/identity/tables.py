@@ -11,14 +11,9 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-from firstline_gateway.store.schema import METADATA
+from firstline_gateway.store.schema import METADATA, single_row
 
-VERSION = sa.Table(
-    "identity_version",
-    METADATA,
-    sa.Column("id", sa.Integer, primary_key=True, autoincrement=False),
-    sa.Column("version", sa.BigInteger, nullable=False),
-)
+VERSION = single_row("identity_version", sa.Column("version", sa.BigInteger, nullable=False))
 
 DEVICES = sa.Table(
     "devices",

@@ -14,13 +14,7 @@ from sqlalchemy import Connection
 
 from firstline_core.clock import Clock
 from firstline_core.errors import ConflictError, NotFoundError, ProtocolError, RequestError
-from firstline_core.fleet.profiles import (
-    NewProfileRequest,
-    ProfileEntry,
-    ProfileRequest,
-    ProfileRequests,
-    entry_of,
-)
+from firstline_core.fleet.profiles import NewProfileRequest, ProfileEntry, ProfileRequest, ProfileRequests, entry_of
 from firstline_core.fleet.rest import LATE_AFTER_S
 from firstline_core.fleet.twin import REQUESTS, DesiredProfile, Profiling, ProfilingState
 from firstline_core.ids import new_request_id

@@ -22,7 +22,7 @@ from firstline_gateway.rollouts.device_progress import after_withdrawal, desires
 from firstline_gateway.rollouts.judgement.figures import Baseline, Period
 from firstline_gateway.rollouts.rollout import LIVE, WAITING, Assignment, Rollout, RolloutState
 from firstline_gateway.rollouts.step import StepChanges, StepTime
-from firstline_gateway.store.schema import METADATA, JsonColumn, batched, insert_missing, upsert
+from firstline_gateway.store.schema import METADATA, JsonColumn, batched, insert_missing, single_row, upsert
 
 ROLLOUTS = sa.Table(
     "rollouts",
@@ -53,14 +53,12 @@ LOOKS = sa.Table(
     sa.Column("look", sa.Integer, primary_key=True, autoincrement=False),
     sa.Column("verdict", JsonColumn(Look), nullable=False),
 )
-LEASE = sa.Table(
+LEASE = single_row(
     "rollout_lease",
-    METADATA,
-    sa.Column("id", sa.Integer, primary_key=True, autoincrement=False),
     sa.Column("holder", sa.String(64), nullable=False),
     sa.Column("until_service_s", sa.Double, nullable=False),
 )
-"""One row, of id 1: the replica that drives the rollouts."""
+"""The replica that drives the rollouts."""
 
 _R, _A = ROLLOUTS.c, ASSIGNMENTS.c
 _T = TypeVar("_T")

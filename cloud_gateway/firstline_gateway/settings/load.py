@@ -33,10 +33,7 @@ _HOST = re.compile(r"(?=.{1,253}\Z)(\*\.)?([A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za
 
 
 def load(
-    file: Path | None,
-    *,
-    environ: Mapping[str, str] | None = None,
-    overrides: Mapping[str, object] | None = None,
+    file: Path | None, *, environ: Mapping[str, str] | None = None, overrides: Mapping[str, object] | None = None
 ) -> Settings:
     """Reads the settings; relative paths in them count from the configuration file's folder.
 

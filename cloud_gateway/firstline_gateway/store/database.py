@@ -254,18 +254,6 @@ def _connect_undamaged(found: settings.Store) -> Database:
     return connect(found)
 
 
-def _check_pages(connection: Connection, shown: str) -> None:
-    """Checks the pages and the indexes of an SQLite file, which SQLite itself reads without a check.
-
-    Raises:
-        ConfigError: they are damaged.
-    """
-    if connection.dialect.name == "sqlite":
-        result = str(connection.execute(text("PRAGMA integrity_check(1)")).scalar())
-        if result != "ok":
-            raise ConfigError(f"store.url: The store {shown} is damaged: {result.splitlines()[-1]}. {_RESTORE}")
-
-
 def _damaged(store: str, error: Exception) -> str:
     return f"{store} is damaged: {type(error).__name__}, {reason_of(error)}. {_RESTORE}"
 
@@ -296,7 +284,11 @@ def check(found: settings.Store, *, must_exist: bool = False) -> None:
             raise ConfigError(f"store.url: {_lost(str(existing))}")
         return
     with closing(_connect_undamaged(found)) as database, _as_settings(database), database.reading() as connection:
-        _check_pages(connection, database.shown)
+        if existing is not None:  # SQLite itself reads pages and indexes without a check
+            result = str(connection.execute(text("PRAGMA integrity_check(1)")).scalar())
+            if result != "ok":
+                damage = result.splitlines()[-1]
+                raise ConfigError(f"store.url: The store {database.shown} is damaged: {damage}. {_RESTORE}")
         if schema_of(connection) is None and must_exist:
             raise ConfigError(f"store.url: {_lost(database.shown)}")
 

@@ -11,7 +11,7 @@ from itertools import islice
 from typing import Any, TypeVar, cast
 
 import msgspec
-from sqlalchemy import BigInteger, Connection, Dialect, Integer, MetaData, Table, Text, TypeDecorator
+from sqlalchemy import BigInteger, Column, Connection, Dialect, Integer, MetaData, Table, Text, TypeDecorator
 from sqlalchemy.dialects import sqlite
 
 METADATA = MetaData(
@@ -52,6 +52,11 @@ class JsonColumn(TypeDecorator[Any]):
 
     def process_result_value(self, value: str | None, dialect: Dialect) -> Any:
         return msgspec.json.decode(value, type=self.kind) if value is not None else None
+
+
+def single_row(name: str, *columns: Column[Any]) -> Table:
+    """Declares a table of one row, of id 1, which the first migration inserts."""
+    return Table(name, METADATA, Column("id", Integer, primary_key=True, autoincrement=False), *columns)
 
 
 def insert(connection: Connection, table: Table) -> sqlite.Insert:

@@ -6,15 +6,9 @@ import sqlalchemy as sa
 
 from firstline_core.clock import Clock
 from firstline_gateway.store.database import Database
-from firstline_gateway.store.schema import METADATA
+from firstline_gateway.store.schema import single_row
 
-SERVICE_CLOCK = sa.Table(
-    "service_clock",
-    METADATA,
-    sa.Column("id", sa.Integer, primary_key=True, autoincrement=False),
-    sa.Column("seconds", sa.Double, nullable=False),
-)
-"""One row, of id 1."""
+SERVICE_CLOCK = single_row("service_clock", sa.Column("seconds", sa.Double, nullable=False))
 
 
 class ServiceClock:

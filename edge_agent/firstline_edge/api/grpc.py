@@ -5,6 +5,7 @@ from __future__ import annotations
 from firstline_core.protocol.grpc.server import GrpcServer, peer_address
 from firstline_core.protocol.grpc.service import OPERATE, Caller, CallHooks, Context, InferenceService
 from firstline_core.protocol.http import BodyBudget
+from firstline_core.protocol.sockets import host_and_port
 from firstline_edge.api.access import Access, check_local
 from firstline_edge.api.data_plane import EdgeDataPlane
 
@@ -32,7 +33,7 @@ def grpc_server(agent: EdgeDataPlane, access: Access, bodies: BodyBudget) -> Grp
     api, grpc = agent.settings.api, agent.settings.grpc
     return GrpcServer(
         InferenceService(agent, hooks),
-        f"[{api.host}]:{grpc.port}" if ":" in api.host else f"{api.host}:{grpc.port}",
+        host_and_port(api.host, grpc.port),
         body_limit_bytes=api.body_limit_bytes,
         calls_limit=grpc.calls_limit,
     )

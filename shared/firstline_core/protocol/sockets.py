@@ -38,7 +38,7 @@ def bind(host: str, port: int) -> socket.socket:
         bound.bind(address)
     except OSError as error:
         bound.close()
-        raise _unavailable(_host_and_port(host.strip("[]"), port), error) from error
+        raise _unavailable(host_and_port(host.strip("[]"), port), error) from error
     return bound
 
 
@@ -52,17 +52,18 @@ def listen(bound: socket.socket) -> None:
         bound.listen(_BACKLOG)
     except OSError as error:
         name = bound.getsockname()
-        raise _unavailable(name if bound.family == socket.AF_UNIX else _host_and_port(*name[:2]), error) from error
+        raise _unavailable(name if bound.family == socket.AF_UNIX else host_and_port(*name[:2]), error) from error
 
 
 def url_of(bound: socket.socket, *, tls: bool = False) -> str:
     """Returns the URL at which a client on this machine reaches a bound socket."""
     host, port = bound.getsockname()[:2]
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 (a look-up, not a bind)
-    return f"{'https' if tls else 'http'}://{_host_and_port(host, port)}"
+    return f"{'https' if tls else 'http'}://{host_and_port(host, port)}"
 
 
-def _host_and_port(host: str, port: int) -> str:
+def host_and_port(host: str, port: int) -> str:
+    """Returns an address as URLs have it, with IPv6 in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 

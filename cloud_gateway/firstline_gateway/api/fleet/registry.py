@@ -161,9 +161,7 @@ def catalogue_routes(registry: Registry | None, access: Access) -> APIRouter:
 
     @router.get(wire.BUNDLES_PATH)
     async def list_bundles(
-        after: str = "",
-        model: OptionalModelName = "",
-        limit: Annotated[int, Query(ge=1, le=_PAGE_LIMIT)] = _PAGE_LIMIT,
+        after: str = "", model: OptionalModelName = "", limit: Annotated[int, Query(ge=1, le=_PAGE_LIMIT)] = _PAGE_LIMIT
     ) -> Response:
         """The signed bundles, by name and version (after=NAME/VERSION, model=)."""
         bundles = await _opened(registry).catalogue.entries(_cursor(after, "a model"), limit + 1, model)

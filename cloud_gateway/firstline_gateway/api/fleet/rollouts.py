@@ -43,11 +43,7 @@ def rollout_routes(rollouts: Rollouts, access: Access) -> APIRouter:
 
     @router.get(wire.ROLLOUTS_PATH)
     async def list_rollouts(
-        *,
-        person: OnBehalf,
-        after: OptionalRolloutId = "",
-        bundle: OptionalBundleName = "",
-        limit: PageLimit = 100,
+        *, person: OnBehalf, after: OptionalRolloutId = "", bundle: OptionalBundleName = "", limit: PageLimit = 100
     ) -> Response:
         """The rollouts, newest first; of one bundle, or of all."""
         return answer(await _seen_page(rollouts, person, after, limit, bundle))
@@ -79,10 +75,7 @@ def rollout_routes(rollouts: Rollouts, access: Access) -> APIRouter:
 
     @router.get(_ONE + "/looks")
     async def read_looks(
-        person: OnBehalf,
-        rollout_id: RolloutId,
-        after: _LookPosition = "",
-        limit: PageLimit = 200,
+        person: OnBehalf, rollout_id: RolloutId, after: _LookPosition = "", limit: PageLimit = 200
     ) -> Response:
         """The evaluations of a rollout, each with its verdict and numbers."""
         await check_own(rollouts, person, rollout_id)

@@ -28,17 +28,9 @@ def _backup(arguments: argparse.Namespace) -> int:
     from firstline_gateway.commands.backup.backup import back_up
 
     manifest = back_up(settings_of(arguments), arguments.file)
-    parts = len(manifest.modes)
-    show(
-        arguments,
-        f"{arguments.file}: {counted(parts, 'part')}, {manifest.size_bytes} bytes of schema {manifest.schema}",
-        {
-            "file": str(arguments.file),
-            "schema": manifest.schema,
-            "members": parts,
-            "bytes": manifest.size_bytes,
-        },
-    )
+    file, parts, schema, size_bytes = arguments.file, len(manifest.modes), manifest.schema, manifest.size_bytes
+    text = f"{file}: {counted(parts, 'part')}, {size_bytes} bytes of schema {schema}"
+    show(arguments, text, {"file": str(file), "schema": schema, "members": parts, "bytes": size_bytes})
     return 0
 
 
@@ -51,15 +43,8 @@ def _restore(arguments: argparse.Namespace) -> int:
     restored = restore(settings_of(arguments), arguments.file, only=only)
     created = restored.manifest.created.isoformat()
     what = "the authority" if arguments.authority_only else counted(sum(restored.rows.values()), "row")
-    paused = [f"paused rollout {each}: resume it, or roll it back" for each in restored.paused]
-    show(
-        arguments,
-        "\n".join([f"restored {what} as of {created}", *paused]),
-        {
-            "created": created,
-            "schema": restored.manifest.schema,
-            "rows": restored.rows,
-            "paused_rollouts": restored.paused,
-        },
-    )
+    lines = [f"restored {what} as of {created}"]
+    lines += [f"paused rollout {each}: resume it, or roll it back" for each in restored.paused]
+    report = {"created": created, "schema": restored.manifest.schema, "rows": restored.rows}
+    show(arguments, "\n".join(lines), report | {"paused_rollouts": restored.paused})
     return 0
