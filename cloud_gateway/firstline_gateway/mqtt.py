@@ -125,7 +125,7 @@ class MqttConsumer:
             logs.FACTS.set(trace.facts)  # until the request is decoded
         try:
             device, model = mqtt_messages.parse_request(message.topic, self.settings.prefix)
-            own = mqtt_messages.Topics(device, self.settings.prefix).response
+            response_topic = mqtt_messages.Topics(device, self.settings.prefix).response
         except (ProtocolError, ConfigError) as fault:
             self._drop(message, fault)
             return
@@ -137,13 +137,15 @@ class MqttConsumer:
         except FirstlineError as refusal:
             self._drop(message, refusal)
             return
-        if message.response_topic != own:
+        if message.response_topic != response_topic:
             asked = f"'{message.response_topic}'" if message.response_topic else "none"
-            self._drop(message, RequestError(f"A request's response topic must be '{own}', and it names {asked}."))
+            self._drop(
+                message, RequestError(f"A request's response topic must be '{response_topic}', and it names {asked}.")
+            )
             return
         started_s = self.clock.monotonic_s()
         principal = device_principal(device)
-        publication, error = await self._work(message, model, own, principal, trace)
+        publication, error = await self._work(message, model, response_topic, principal, trace)
         record(
             self.metrics,
             transport="mqtt",
@@ -160,7 +162,7 @@ class MqttConsumer:
         except FirstlineError as refused:
             log.error("answer refused by the broker", device=device, error=refused.message)
             if isinstance(refused, PayloadTooLargeError):  # the device may have another link
-                await self._report_too_large(refused, own, message.correlation_data)
+                await self._report_too_large(refused, response_topic, message.correlation_data)
 
     async def _report_too_large(self, refused: PayloadTooLargeError, topic: str, correlation_data: bytes) -> None:
         error = mqtt_messages.error_publication(

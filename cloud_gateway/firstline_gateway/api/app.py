@@ -118,21 +118,23 @@ _PREFER = request_header(
 
 def describe(app: FastAPI) -> None:
     """Adds the inference routes, and the errors of every route, to the application's description."""
-    framework = app.openapi
+    of_framework = app.openapi
 
-    def whole() -> dict[str, Any]:
+    def described() -> dict[str, Any]:
         if app.openapi_schema is None:
-            schema = framework()
+            schema = of_framework()
             schemas = schema["components"].setdefault("schemas", {})
             schemas["Problem"] = PROBLEM
             operations = [(path, each) for path, methods in schema["paths"].items() for each in methods.values()]
             for path, operation in operations:
                 if "description" in operation:  # of the framework's routes: the docstring, which is one sentence
                     operation["summary"] = " ".join(operation.pop("description").split())
-                own = operation["responses"]
-                if "HTTPValidationError" in str(own.get("422")):  # the framework's own, which is answered as a 400
-                    del own["422"]
-                own |= refusals(problems=path.startswith(errors.PROBLEMS_BELOW))
+                responses = operation["responses"]
+                if "HTTPValidationError" in str(
+                    responses.get("422")
+                ):  # the framework's own, which is answered as a 400
+                    del responses["422"]
+                responses |= refusals(problems=path.startswith(errors.PROBLEMS_BELOW))
                 schemas.update(operation.pop(SCHEMAS, {}))
             schema["paths"]["/firstline/v1/answers/{request_id}"]["get"]["responses"] |= _PENDING
             inference = {
@@ -146,7 +148,7 @@ def describe(app: FastAPI) -> None:
             app.openapi_schema = completed(schema)
         return app.openapi_schema
 
-    app.openapi = whole  # type: ignore[method-assign]  # FastAPI's documented way to extend it
+    app.openapi = described  # type: ignore[method-assign]  # FastAPI's documented way to extend it
 
 
 def _take_jobs(operation: dict[str, Any]) -> None:

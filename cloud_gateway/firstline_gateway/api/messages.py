@@ -95,14 +95,14 @@ def name_of(text: str, what: str = "a device") -> str:
         ) from error
 
 
-def number_of(text: str, what: str) -> int:
-    """Returns a whole number of at least 1, from a path or a query.
+def version_of(text: str) -> int:
+    """Returns a version, a whole number of at least 1, from a path or a query.
 
     Raises:
         RequestError: the text is not such a number, or has more than 18 digits.
     """
     if not (text.isascii() and text.isdigit() and len(text) <= 18 and int(text)):
-        raise RequestError(f"{shown(text)} cannot be {what}; give a whole number from 1 to {10**18 - 1}.")
+        raise RequestError(f"{shown(text)} cannot be a version; give a whole number from 1 to {10**18 - 1}.")
     return int(text)
 
 
@@ -121,7 +121,7 @@ BundleName = Annotated[str, _name("a bundle")]
 MachineName = Annotated[str, _name("a machine")]
 AliasName = Annotated[str, _name("an alias")]
 RolloutId = Annotated[str, _name("a rollout")]
-Version = Annotated[int, BeforeValidator(partial(number_of, what="a version"))]
+Version = Annotated[int, BeforeValidator(version_of)]
 OptionalDeviceName = Annotated[str, _optional_name("a device")]
 OptionalModelName = Annotated[str, _optional_name("a model")]
 OptionalBundleName = Annotated[str, _optional_name("a bundle")]

@@ -107,7 +107,7 @@ def _check_renewed(settings: Settings, directory: Path, *, retiring: bool) -> No
     from firstline_gateway.identity import authorities
     from firstline_gateway.identity.enrolment import not_renewed_since
 
-    since_s = authorities.followed_s(directory, retiring=retiring)
+    since_s = authorities.trusted_since_s(directory, retiring=retiring)
     if since_s is None or not authorities.had_store(settings.identity):
         return
     with transaction(settings) as connection:

@@ -131,14 +131,16 @@ class FleetBroker:
             CapacityError: the store refuses.
             LinkError: the connection is lost.
         """
-        refused, more = 0, self._client.connected
-        while more and refused < _REFUSED_LIMIT:
+        count = 0
+        while self._client.connected and count < _REFUSED_LIMIT:
             due = await self.fleet.unpublished(_AT_ONCE, self._after)
-            some = await self._publish_some(due)
-            refused += len(some)
-            more = len(due) == _AT_ONCE
-            if some or not more:
-                self._after = some[-1] if more else ""
+            refused = await self._publish_some(due)
+            if len(due) < _AT_ONCE:
+                self._after = ""
+                return
+            if refused:  # they are still due, so that the next page would begin with them
+                self._after = refused[-1]
+            count += len(refused)
 
     async def _publish_some(self, due: Sequence[tuple[str, Desired]]) -> list[str]:
         """Publishes some of the due documents; returns the devices whose topics the broker refused, in their order."""

@@ -27,7 +27,7 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from firstline_core.clock import Clock
 from firstline_core.errors import ConfigError
-from firstline_core.storage.files import naming, sync_folder, system_reason, write_whole
+from firstline_core.storage.files import give_to_owner_of, naming, sync_folder, system_reason, write_whole
 from firstline_core.telemetry.logs import logger
 from firstline_gateway.identity import ca
 from firstline_gateway.identity.ca import Authority
@@ -46,7 +46,7 @@ _RENEW_BEFORE_S = 30 * 86_400.0
 _LISTED_S = 2 * 825 * 86_400.0
 
 # Running gateways look at the folder within this time.
-_FOLLOWED_AFTER_S = 10.0
+_NOTICED_AFTER_S = 10.0
 
 log = logger(__name__)
 
@@ -143,7 +143,7 @@ def prepare_next(directory: Path, authority: Authority, now_s: float) -> None:
         _store(directory / _NEXT, authority)
 
 
-def followed_s(directory: Path, *, retiring: bool) -> float | None:
+def trusted_since_s(directory: Path, *, retiring: bool) -> float | None:
     """Returns the wall time from which running gateways have used the next authority, or the present one if retiring.
 
     A device that renewed its certificate later trusts it. None if there is no authority to switch to, or to retire.
@@ -153,7 +153,7 @@ def followed_s(directory: Path, *, retiring: bool) -> float | None:
     """
     file = directory / (_PREVIOUS if retiring else _NEXT)
     with naming(file):
-        return file.stat().st_mtime + _FOLLOWED_AFTER_S if file.exists() else None
+        return file.stat().st_mtime + _NOTICED_AFTER_S if file.exists() else None
 
 
 def switch(directory: Path) -> None:
@@ -169,7 +169,7 @@ def switch(directory: Path) -> None:
         if not (directory / _NEXT).exists():
             raise ConfigError("No authority is prepared; `firstline-gateway ca prepare` makes one.")
         with naming(directory / _ACTIVE, "written"):
-            os.utime(directory / _ACTIVE)  # see `followed_s`; before it moves, because a switch may be interrupted
+            os.utime(directory / _ACTIVE)  # see `trusted_since_s`; before it moves, because a switch may be interrupted
         _rename(directory / _ACTIVE, directory / _PREVIOUS)
         _rename(directory / _NEXT, directory / _ACTIVE)
 
@@ -369,9 +369,7 @@ def locked(directory: Path) -> Iterator[None]:
     with naming(f"identity.directory {directory}", "written"):
         if not directory.exists():
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            if os.geteuid() == 0:
-                owner = directory.parent.stat()
-                os.chown(directory, owner.st_uid, owner.st_gid)
+            give_to_owner_of(directory.parent, directory)
         descriptor = os.open(directory / ".lock", os.O_CREAT | os.O_RDWR, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)

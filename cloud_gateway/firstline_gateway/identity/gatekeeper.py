@@ -128,8 +128,8 @@ class Gatekeeper:
         self.credentials = KnownCredentials()
         self._buckets = TokenBuckets()
         self._lock = asyncio.Lock()
-        self._next: asyncio.Task[None] | None = None
-        self._began_s = -_SPACING_S
+        self._waiting_refresh: asyncio.Task[None] | None = None
+        self._refresh_began_s = -_SPACING_S
         self._task = PeriodicTask("revocations", self._keep_fresh, interval_s=self.refresh_s, clock=self.clock)
         with self.readers.database.reading() as connection:
             self.credentials.apply(self._read(connection))
@@ -142,7 +142,7 @@ class Gatekeeper:
     async def close(self) -> None:
         """Stops reading changes."""
         await self._task.close()
-        await end_tasks(self._next)
+        await end_tasks(self._waiting_refresh)
 
     async def authenticate_key(self, text: str, *, counts: bool = True) -> ApiKey:
         """Returns the API key with this text, and counts a use of it unless `counts` is false.
@@ -243,21 +243,21 @@ class Gatekeeper:
         Raises:
             CapacityError: the store refuses.
         """
-        if self._next is None:
-            self._next = asyncio.create_task(self._refresh_next())
+        if self._waiting_refresh is None:
+            self._waiting_refresh = asyncio.create_task(self._refresh_once())
             # All callers may have left before it fails.
-            self._next.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
-        await asyncio.shield(self._next)
+            self._waiting_refresh.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+        await asyncio.shield(self._waiting_refresh)
 
-    async def _refresh_next(self) -> None:
-        await asyncio.sleep(max(0.0, self._began_s + _SPACING_S - self.clock.monotonic_s()))
+    async def _refresh_once(self) -> None:
+        await asyncio.sleep(max(0.0, self._refresh_began_s + _SPACING_S - self.clock.monotonic_s()))
         async with self._lock:
-            self._next = None  # only here: all callers that come while this waits get its result
+            self._waiting_refresh = None  # only here: all callers that come while this waits get its result
             await self._refresh()
 
     async def _refresh(self) -> None:
         """Applies changes; one call at a time."""
-        self._began_s = self.clock.monotonic_s()
+        self._refresh_began_s = self.clock.monotonic_s()
         revoked = self.credentials.apply(await self.readers.read(self._read))
         if revoked:
             aborted = self.connections.abort(revoked)

@@ -5,7 +5,6 @@ Everything here blocks, so none of it runs on the event loop (see `store/store.p
 
 from __future__ import annotations
 
-import fcntl
 import os
 import sqlite3
 import tempfile
@@ -21,7 +20,7 @@ from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, MultipleResults
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from firstline_core.errors import ConfigError, FirstlineError, RequestError, StoreUnavailableError
-from firstline_core.storage.files import naming, sync_folder, system_reason, take_lock
+from firstline_core.storage.files import give_to_owner_of, locked_folder, naming, sync_folder, system_reason, take_lock
 from firstline_core.storage.seals import DECODING_ERRORS
 from firstline_core.storage.secrets import read_secret
 from firstline_core.telemetry.logs import logger
@@ -179,7 +178,7 @@ def used_by_one_gateway(found: settings.Store) -> Iterator[None]:
         lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         with suppress(OSError):  # root in a container may lack the right, or know no such user
-            _give_to_owner_of(path.parent, lock)
+            give_to_owner_of(path.parent, lock)
         if not take_lock(lock):
             raise ConfigError(
                 f"store.url: {file} is in use by another gateway; stop it, or share a store on PostgreSQL between both."
@@ -355,13 +354,6 @@ def _make_folders(path: Path) -> None:
         raise ConfigError(f"store.url: {path} cannot be opened: {system_reason(error)}.") from error
 
 
-def _give_to_owner_of(folder: Path, descriptor: int) -> None:
-    """Lets an administrator's command take no file away from the gateway's user."""
-    if os.geteuid() == 0:
-        owner = folder.stat()
-        os.fchown(descriptor, owner.st_uid, owner.st_gid)
-
-
 def _begin(path: Path) -> None:
     """Makes an SQLite file under another name, then renames it: so a shorter file in its place was cut off.
 
@@ -369,17 +361,13 @@ def _begin(path: Path) -> None:
     """
     descriptor, begun = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # of mode 0600
     try:
-        _give_to_owner_of(path.parent, descriptor)
+        give_to_owner_of(path.parent, descriptor)
         os.close(descriptor)
         with closing(sqlite3.connect(begun)) as connection:
             connection.execute("PRAGMA journal_mode = WAL")  # writes the first page
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            fcntl.flock(folder, fcntl.LOCK_EX)
+        with locked_folder(path.parent):
             if not path.exists():  # otherwise another process was faster
                 Path(begun).replace(path)
-        finally:
-            os.close(folder)
         sync_folder(path.parent)
     except sqlite3.Error as error:
         raise ConfigError(f"store.url: {path} cannot be made: {error}.") from error

@@ -94,9 +94,9 @@ class Store(GroupWriter[Connection]):
         """Runs one operation in a transaction and returns its result once it is durable.
 
         Args:
-            operation: as for `submit`.
-            apart: as for `submit_then`.
-            key: as for `submit_then`.
+            operation: reads and writes; it may run again, because a group that fails is undone and retried one by one.
+            apart: whether it takes a lock under which it must wait for no other lock; see `submit_then`.
+            key: of the row that it locks first; operations of one key keep their order.
 
         Raises:
             StoreUnavailableError: the database refuses, or too many operations wait.

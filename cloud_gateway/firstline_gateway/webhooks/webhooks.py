@@ -192,7 +192,7 @@ class _Sender:
         try:
             async with self.receiver.client() as client:
                 for message in await self._waiting(position):
-                    position = await self._after(message, position, client)
+                    position = await self._deliver(message, position, client)
                     if position.due_service_s or self.clock.monotonic_s() >= ends_s:
                         break
         finally:  # also while the gateway stops
@@ -204,7 +204,7 @@ class _Sender:
     async def _waiting(self, after: Position) -> list[Message]:
         return await self.store.read(lambda on: self.queue.page(on, after.number, _PAGE))
 
-    async def _after(self, message: Message, position: Position, client: httpx.AsyncClient) -> Position:
+    async def _deliver(self, message: Message, position: Position, client: httpx.AsyncClient) -> Position:
         """Sends a message if it is wanted, and returns the position after that."""
         if not message.is_wanted(self.events):
             return replace(position, number=message.number)

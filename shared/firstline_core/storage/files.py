@@ -239,9 +239,7 @@ def write_whole(path: Path, content: bytes, *, folder_owners_mode: int | None = 
     try:
         with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as stream:
             if folder_owners_mode is not None:
-                if os.geteuid() == 0:
-                    owner = path.parent.stat()
-                    os.fchown(stream.fileno(), owner.st_uid, owner.st_gid)
+                give_to_owner_of(path.parent, stream.fileno())
                 os.fchmod(stream.fileno(), folder_owners_mode)
             stream.write(content)
             stream.flush()
@@ -254,6 +252,19 @@ def write_whole(path: Path, content: bytes, *, folder_owners_mode: int | None = 
         raise
     sync_folder(path.parent)
     return written
+
+
+def give_to_owner_of(folder: Path, file: int | Path) -> None:
+    """Gives a file, or what a descriptor refers to, to the owner of a folder if this process runs as root.
+
+    So the command of an administrator takes no file away from the process that runs in that folder.
+
+    Raises:
+        OSError: the system refuses.
+    """
+    if os.geteuid() == 0:
+        owner = folder.stat()
+        os.chown(file, owner.st_uid, owner.st_gid)
 
 
 def _remove_forgotten(path: Path) -> None:

@@ -28,8 +28,8 @@ from firstline_gateway.api.messages import (
     body_schema,
     cached_response,
     name_of,
-    number_of,
     read_body,
+    version_of,
 )
 from firstline_gateway.profiles.profiles import Profiles, read_uploaded
 from firstline_gateway.profiles.records import Place
@@ -66,7 +66,7 @@ def profile_routes(profiles: Profiles, access: Access) -> APIRouter:
             if after.count("/") != 2:
                 raise RequestError("`after` is what the page before said: BUNDLE/VERSION/MACHINE.")
             name, version, other = after.split("/")
-            behind = name_of(name, "a bundle"), number_of(version, "a version"), name_of(other, "a machine")
+            behind = name_of(name, "a bundle"), version_of(version), name_of(other, "a machine")
         shown: tuple[wire.ProfileEntry, ...] = ()
         more = True
         while more and not shown:

@@ -36,7 +36,7 @@ from firstline_gateway.api.messages import (
     cached_response,
     has_already,
     name_of,
-    number_of,
+    version_of,
 )
 
 if TYPE_CHECKING:  # loads python-tuf, which a gateway without a registry does not need
@@ -221,7 +221,7 @@ def alias_routes(registry: Registry | None, access: Access) -> APIRouter:
 def _cursor(after: str, what: str) -> ModelKey:
     """Returns the name and version behind which a page starts."""
     name, _, version = after.partition("/")
-    return ModelKey(name_of(name, what), number_of(version, "a version")) if after else ModelKey("", 0)
+    return ModelKey(name_of(name, what), version_of(version)) if after else ModelKey("", 0)
 
 
 def _next_cursor(found: Sequence[wire.BundleEntry | wire.ConfigurationEntry], limit: int) -> str | None:

@@ -58,12 +58,12 @@ def test_a_file_is_given_to_the_folders_owner(tmp_path: Path, monkeypatch: pytes
 
     given: list[tuple[int, int]] = []
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    monkeypatch.setattr(os, "fchown", refuse)  # as root without CAP_CHOWN
+    monkeypatch.setattr(os, "chown", refuse)  # as root without CAP_CHOWN
     files.write_whole(tmp_path / "own", b"own")
     assert stat.S_IMODE((tmp_path / "own").stat().st_mode) == 0o600
     with pytest.raises(PermissionError):
         files.write_whole(tmp_path / "shared", b"shared", folder_owners_mode=0o644)
-    monkeypatch.setattr(os, "fchown", lambda _descriptor, user, group: given.append((user, group)))
+    monkeypatch.setattr(os, "chown", lambda _descriptor, user, group: given.append((user, group)))
     files.write_whole(tmp_path / "shared", b"shared", folder_owners_mode=0o644)
     owner = tmp_path.stat()
     assert given == [(owner.st_uid, owner.st_gid)]

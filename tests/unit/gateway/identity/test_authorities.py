@@ -13,7 +13,7 @@ def test_a_file_that_root_writes_belongs_to_the_owner_of_its_folder(
 ) -> None:
     given: list[tuple[int, int]] = []
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    monkeypatch.setattr(os, "fchown", lambda _descriptor, user, group: given.append((user, group)))
+    monkeypatch.setattr(os, "chown", lambda _descriptor, user, group: given.append((user, group)))
     authorities.write(tmp_path / "file", b"content", private=private)
     owner = tmp_path.stat()
     assert given == [(owner.st_uid, owner.st_gid)]

@@ -183,13 +183,13 @@ def test_devices_have_renewed_only_since_the_switch(tmp_path: Path, monkeypatch:
         patch.setattr(os, "utime", refuse)
         with pytest.raises(ConfigError, match=r"ca\.key cannot be written"):
             authorities.switch(tmp_path)
-    assert (tmp_path / "ca.key").exists() and authorities.followed_s(tmp_path, retiring=True) is None
+    assert (tmp_path / "ca.key").exists() and authorities.trusted_since_s(tmp_path, retiring=True) is None
     authorities.switch(tmp_path)
-    assert (authorities.followed_s(tmp_path, retiring=True) or 0.0) > time.time() - 60
+    assert (authorities.trusted_since_s(tmp_path, retiring=True) or 0.0) > time.time() - 60
     with monkeypatch.context() as patch:
         patch.setattr(Path, "stat", refuse)
         with pytest.raises(ConfigError, match=r"previous\.key cannot be read"):
-            authorities.followed_s(tmp_path, retiring=True)
+            authorities.trusted_since_s(tmp_path, retiring=True)
 
 
 def test_a_switch_that_was_cut_short_is_ended(tmp_path: Path) -> None:

@@ -253,7 +253,7 @@ def test_a_store_of_an_unknown_owner_is_locked(tmp_path: Path, monkeypatch: pyte
         raise OSError(errno.EINVAL, "Invalid argument")
 
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    monkeypatch.setattr(os, "fchown", refuse)
+    monkeypatch.setattr(os, "chown", refuse)
     with used_by_one_gateway(StoreSettings(url=f"sqlite:///{tmp_path}/store.db")):
         pass
 
