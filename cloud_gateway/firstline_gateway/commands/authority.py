@@ -130,4 +130,9 @@ def _imported(arguments: argparse.Namespace) -> Authority | None:
         raise ConfigError("Give --certificate and --key together, or neither.")
     if arguments.certificate is None:
         return None
-    return ca.load_authority(authorities.read(arguments.certificate), authorities.read(arguments.key))
+    certificate, key = authorities.read(arguments.certificate), authorities.read(arguments.key)
+    try:
+        return ca.load_authority(certificate, key)
+    except ConfigError as error:
+        named = f"--certificate {arguments.certificate} and --key {arguments.key}"
+        raise ConfigError(f"{named} cannot be used: {error.message}") from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections import Counter
+from json import JSONDecodeError
 from pathlib import Path
 from typing import Any
 
@@ -57,10 +58,10 @@ def _status(arguments: argparse.Namespace) -> int:
             if (reply := client.get(CONTRACTS_PATH)).is_success:
                 found |= {name: reply.json()[name] for name in ("contracts", "device_alarms")}
         lines = _lines(found, has_token=bool(token))
-    except (*HTTP_FAILURES, ConfigError) as error:
-        fault = connection_fault(error, url)
-    except (ValueError, LookupError, TypeError, AttributeError):  # JSON of another program, or none
+    except (JSONDecodeError, UnicodeDecodeError, LookupError, TypeError, AttributeError):
         fault = "another program answers"
+    except (*HTTP_FAILURES, ConfigError, ValueError) as error:
+        fault = connection_fault(error, url)
     if fault:
         found["error"] = f"{url} does not answer as a gateway: {fault}; is it running there?"
         lines = [found["error"]]

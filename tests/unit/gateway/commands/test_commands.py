@@ -194,6 +194,20 @@ def test_status_refuses_the_answers_of_another_program(capsys: pytest.CaptureFix
     )
 
 
+def test_status_names_an_impossible_port(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status", "http://127.0.0.1:99999"]) == 1
+    assert "0-65535" in capsys.readouterr().out
+
+
+def test_an_unusable_authority_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "own.pem"
+    file.write_text("nonsense")
+    config = tmp_path / "gateway.toml"
+    config.write_text("")
+    assert main(["ca", "init", "--config", str(config), "--certificate", str(file), "--key", str(file)]) == 2
+    assert f"--certificate {file} and --key {file} cannot be used: This is no certificate" in capsys.readouterr().err
+
+
 def test_run_ignores_a_hangup_from_its_first_moment() -> None:
     """Before it parses its arguments, which imports the commands."""
     before = signal.getsignal(signal.SIGHUP)
