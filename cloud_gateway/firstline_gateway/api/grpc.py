@@ -118,20 +118,16 @@ async def _authorize(
     identity: IdentityService, places: CallPlaces, context: Context, scope: str, *, counts: bool = True
 ) -> Caller:
     """Authenticates a call; see `auth.authorize` and `CallPlaces.take`."""
-    metadata: dict[str, str] = {}
-    proxied: list[str] = []
-    for key, value in context.invocation_metadata() or ():
-        if isinstance(value, str):
-            metadata[key] = value
-            if key == identity.proxy_header:
-                proxied.append(value)
+    metadata = _metadata(context)
     if identity.proxy_header and identity.trusts(peer_address(context.peer())):
-        shown = await identity.proxied_certificate(proxied)
+        named = [text for key, text in metadata if key == identity.proxy_header]
+        shown = await identity.proxied_certificate(named)
     else:
         shown = _shown_certificate(context)
-    caller = await caller_of(identity, shown, metadata.get("authorization", ""), counts=counts)
+    headers = dict(metadata)
+    caller = await caller_of(identity, shown, headers.get("authorization", ""), counts=counts)
     check_scope(caller, _SCOPES[scope])
-    persons.check_none(metadata)
+    persons.check_none(headers)
     if caller.principal:
         places.take(caller.principal, context)
     return Caller(caller.principal, caller.trust_request_id)
@@ -139,10 +135,13 @@ async def _authorize(
 
 def _client_key(identity: IdentityService, context: Context) -> int:
     """Returns the key of a call's client, the same as that of its requests over HTTP."""
-    metadata = {
-        key: value if isinstance(value, str) else value.hex() for key, value in context.invocation_metadata() or ()
-    }
-    return client_key(identity, peer_address(context.peer()), _shown_certificate(context), metadata)
+    certificate, headers = _shown_certificate(context), dict(_metadata(context))
+    return client_key(identity, peer_address(context.peer()), certificate, headers)
+
+
+def _metadata(context: Context) -> list[tuple[str, str]]:
+    """Returns the metadata of a call that are text."""
+    return [(key, value) for key, value in context.invocation_metadata() or () if isinstance(value, str)]
 
 
 def _shown_certificate(context: Context) -> ClientCertificate | None:

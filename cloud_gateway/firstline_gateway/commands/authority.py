@@ -68,7 +68,7 @@ def _run(verb: str, arguments: argparse.Namespace) -> int:
         for authority in trusted
     ]
     text = "\n".join(
-        f"{'signs' if row['signs'] else 'believed':9} {row['subject']}  until {row['until']}" for row in rows
+        f"{'signs' if row['signs'] else 'trusted':9} {row['subject']}  until {row['until']}" for row in rows
     )
     show(arguments, text, {"directory": str(directory), "authorities": rows})
     return 0

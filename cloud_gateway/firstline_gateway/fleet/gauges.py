@@ -16,6 +16,7 @@ from firstline_core.clock import Clock
 from firstline_core.fleet.rest import EXPIRING_SHARE, Presence
 from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_gateway.fleet.overview import groups
+from firstline_gateway.fleet.tiers import OUTCOMES
 from firstline_gateway.fleet.totals import COUNTS
 from firstline_gateway.settings import settings
 from firstline_gateway.store.store import Store
@@ -110,7 +111,7 @@ class FleetGauges:
             "fleet_answers_total",
             "Rows of devices by the outcome, as devices report them: kept, escalated, errors.",
             ("outcome",),
-            lambda: {(outcome,): activity()[outcome] for outcome in ("kept", "escalated", "errors")},
+            lambda: {(outcome,): activity()[outcome] for outcome in OUTCOMES},
         )
         metrics.readings(
             "fleet_objects_total",

@@ -19,6 +19,9 @@ from firstline_gateway.fleet.totals import KEPT_HOURS, Totals, difference
 from firstline_gateway.store.schema import METADATA, upsert
 
 BUCKET_S = 300.0
+OUTCOMES = ("kept", "escalated", "errors")
+"""What can become of a row on a device: it is accepted at the edge, escalated, or not answered."""
+
 _VERSIONS = 256  # versions of models in a bucket, because devices choose their names
 _OTHERS = ModelKey("", 0)
 _MOST_ROWS, _MOST = 2**31, 2**40  # in one report, so that sums do not overflow: rows, and other amounts
@@ -65,12 +68,12 @@ class TierCounter:
     """Counts that are not in the store yet; used on one thread.
 
     Attributes:
-        sums: since this process started: rows by outcome (kept, escalated, errors), `objects` that edge models
+        sums: since this process started: rows by outcome, `objects` that edge models
             reported, and `payload_bytes` that devices sent.
     """
 
     def __init__(self) -> None:
-        self.sums = dict.fromkeys(("kept", "escalated", "errors", "objects", "payload_bytes"), 0)
+        self.sums = dict.fromkeys((*OUTCOMES, "objects", "payload_bytes"), 0)
         self._pending: dict[BucketKey, BucketCounts] = {}
         self._bucket = 0
         self._known: set[ModelKey] = set()
@@ -88,8 +91,8 @@ class TierCounter:
             rows = gain.kept, gain.escalated, gain.errors, sum(gain.latency)
             amounts = gain.latency_sum_ms, gain.saved_bytes, gain.saved_mj
             counts = BucketCounts(*(min(_MOST_ROWS, each) for each in rows), *(min(_MOST, each) for each in amounts))
-            for name in self.sums.keys() & set(BucketCounts._fields):
-                self.sums[name] += getattr(counts, name)
+            for outcome in OUTCOMES:
+                self.sums[outcome] += getattr(counts, outcome)
             self.sums["objects"] += sum(gain.objects.values())
             if not any(counts):
                 continue

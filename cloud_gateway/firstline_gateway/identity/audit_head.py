@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from firstline_core.clock import Clock
 from firstline_core.fleet.audit_log import Head
 from firstline_core.fleet.rollout import AuditPage
 from firstline_gateway import audit_log
-from firstline_gateway.identity import authorities
+from firstline_gateway.identity import authorities, ca
 from firstline_gateway.store.store import Store
 
 KEY_FILE = "audit-log.key"
@@ -77,9 +76,7 @@ def open_key(directory: Path) -> Ed25519PrivateKey:
     path = directory / KEY_FILE
     with authorities.locked(directory):
         if not path.exists():
-            fresh = Ed25519PrivateKey.generate()
-            content = fresh.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-            authorities.write(path, content, private=True)
+            authorities.write(path, ca.key_pem(Ed25519PrivateKey.generate()), private=True)
     return authorities.read_signing_key(path, "a new one is made")
 
 

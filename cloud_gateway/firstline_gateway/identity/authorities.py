@@ -165,7 +165,7 @@ def switch(directory: Path) -> None:
     with locked(directory):
         _complete_switch(directory)
         if (directory / _PREVIOUS).exists():
-            raise ConfigError("The authority before the present one is still believed; `ca retire` ends that.")
+            raise ConfigError("The authority before the present one is still trusted; `ca retire` ends that.")
         if not (directory / _NEXT).exists():
             raise ConfigError("No authority is prepared; `firstline-gateway ca prepare` makes one.")
         with naming(directory / _ACTIVE, "written"):

@@ -201,10 +201,7 @@ def open_database(found: settings.Store, tables: Tables, *, must_exist: bool = F
     Raises:
         ConfigError: there is no such database, it is damaged, it lost its content, or a newer version wrote it.
     """
-    file = sqlite_file(found)
-    if must_exist and file is not None and not file.exists():
-        raise ConfigError(f"store.url: {_lost(str(file))}")
-    database = _connect_undamaged(found)
+    database = _connect_undamaged(found, must_exist=must_exist)
     try:
         with _as_settings(database), database.begin() as connection:
             if must_exist and schema_of(connection) is None:
@@ -233,13 +230,15 @@ def _as_settings(database: Database) -> Iterator[None]:
         raise ConfigError(f"store.url: {_damaged(f'The store {database.shown}', error)}") from error
 
 
-def _connect_undamaged(found: settings.Store) -> Database:
+def _connect_undamaged(found: settings.Store, *, must_exist: bool) -> Database:
     """Connects, after a check of the log of an SQLite file: SQLite moves into the file as much as it can read.
 
     Raises:
-        ConfigError: the log is damaged, and acknowledged changes would be lost.
+        ConfigError: the file must exist and does not, or the log is damaged, and acknowledged changes would be lost.
     """
     if (file := sqlite_file(found)) is not None:
+        if must_exist and not file.exists():
+            raise ConfigError(f"store.url: {_lost(str(file))}")
         log = file.with_name(file.name + "-wal")
         try:
             loses = loses_commits(log)
@@ -278,11 +277,10 @@ def check(found: settings.Store, *, must_exist: bool = False) -> None:
         ConfigError: there is no such database, it is damaged, it lost its content, or it refuses.
     """
     existing = sqlite_file(found)
-    if existing is not None and not existing.exists():
-        if must_exist:
-            raise ConfigError(f"store.url: {_lost(str(existing))}")
+    if existing is not None and not existing.exists() and not must_exist:
         return
-    with closing(_connect_undamaged(found)) as database, _as_settings(database), database.reading() as connection:
+    undamaged = _connect_undamaged(found, must_exist=must_exist)
+    with closing(undamaged) as database, _as_settings(database), database.reading() as connection:
         if existing is not None:  # SQLite itself reads pages and indexes without a check
             result = str(connection.execute(text("PRAGMA integrity_check(1)")).scalar())
             if result != "ok":

@@ -197,7 +197,7 @@ def test_a_switch_that_was_cut_short_is_ended(tmp_path: Path) -> None:
     second = ca.create_authority(ca.new_key(), NOW_S)
     authorities.prepare_next(tmp_path, second, NOW_S)
     (tmp_path / "ca.key").rename(tmp_path / "previous.key")  # and then the power failed
-    with pytest.raises(ConfigError, match="still believed; `ca retire` ends that"):
+    with pytest.raises(ConfigError, match="still trusted; `ca retire` ends that"):
         authorities.switch(tmp_path)
     assert [one.pem for one in open_authorities(tmp_path, NOW_S)] == [second.pem, first.pem]
     (tmp_path / "ca.key").rename(tmp_path / "next.key")
