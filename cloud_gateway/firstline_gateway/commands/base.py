@@ -29,7 +29,7 @@ def add_action(
 
 
 def settings_of(arguments: argparse.Namespace, flags: Mapping[str, object] | None = None) -> Settings:
-    """The settings that the command line names.
+    """Returns the settings that the command line names.
 
     Args:
         arguments: with `config`.

@@ -52,7 +52,7 @@ def new_key() -> ec.EllipticCurvePrivateKey:
 
 
 def create_authority(key: ec.EllipticCurvePrivateKey, now_s: float) -> Authority:
-    """An authority that may sign for devices and servers, and for no other authority (path length 0)."""
+    """Returns an authority that may sign for devices and servers, and for no other authority (path length 0)."""
     public = key.public_key()
     identifier = x509.SubjectKeyIdentifier.from_public_key(public)
     # Two authorities of one name would be confused while chains are built.
@@ -69,7 +69,7 @@ def create_authority(key: ec.EllipticCurvePrivateKey, now_s: float) -> Authority
 
 
 def load_authority(certificate_pem: bytes, key_pem: bytes) -> Authority:
-    """An authority from its two files' contents.
+    """Returns the authority with this certificate and key.
 
     Raises:
         ConfigError: they are no certificate and key, are damaged, do not belong together, or may not sign certificates.
@@ -82,10 +82,10 @@ def load_authority(certificate_pem: bytes, key_pem: bytes) -> Authority:
 
 
 def check_authority(certificate: x509.Certificate) -> None:
-    """Whether a certificate is an authority's.
+    """Checks that a certificate is an authority's.
 
     Raises:
-        ConfigError: the content is not valid.
+        ConfigError: it may not sign certificates.
     """
     try:
         is_authority = certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
@@ -100,7 +100,7 @@ def check_authority(certificate: x509.Certificate) -> None:
 
 
 def load_certificate(pem: bytes) -> x509.Certificate:
-    """A certificate from PEM, all of whose parts can be read.
+    """Returns a certificate from PEM, all of whose parts can be read.
 
     Raises:
         ConfigError: the content is not valid.
@@ -118,7 +118,7 @@ def load_certificate(pem: bytes) -> x509.Certificate:
 
 
 def load_key(pem: bytes) -> ec.EllipticCurvePrivateKey:
-    """An authority's private key from PEM.
+    """Returns an authority's private key from PEM.
 
     Raises:
         ConfigError: it is not on a NIST curve, or it is encrypted.
@@ -141,14 +141,14 @@ def pem_of(certificate: x509.Certificate) -> str:
 
 
 def serial_of(certificate: x509.Certificate) -> str:
-    """The serial number as the store and logs have it."""
+    """Returns the serial number as the store and logs have it."""
     return format(certificate.serial_number, "x")
 
 
 def issue_device(
     authority: Authority, device: str, public_key: ec.EllipticCurvePublicKey, now_s: float, days: float
 ) -> x509.Certificate:
-    """A device's certificate: for TLS clients and nothing else."""
+    """Returns a new certificate of a device: for TLS clients and nothing else."""
     return (
         _issued(authority, device, public_key, now_s, days)
         .add_extension(
@@ -162,7 +162,7 @@ def issue_device(
 def issue_server(
     authority: Authority, hosts: Sequence[str], now_s: float
 ) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
-    """A server's certificate for host names and IP addresses, and its key."""
+    """Returns a new certificate of a server for host names and IP addresses, and its key."""
     key = new_key()
     certificate = (
         _issued(authority, hosts[0][:64], key.public_key(), now_s, SERVER_DAYS)
@@ -174,7 +174,7 @@ def issue_server(
 
 
 def general_name(host: str) -> x509.GeneralName:
-    """The name in a server's certificate of a host name or an address, which may be in brackets."""
+    """Returns the name in a server's certificate of a host name or an address, which may be in brackets."""
     try:
         return x509.IPAddress(ipaddress.ip_address(host.strip("[]").partition("%")[0]))  # it has no place for a zone
     except ValueError:
@@ -182,7 +182,7 @@ def general_name(host: str) -> x509.GeneralName:
 
 
 def revocation_list(authority: Authority, revoked: Iterable[tuple[str, float]], now_s: float) -> str:
-    """The authority's CRL as PEM.
+    """Returns the authority's CRL as PEM.
 
     Its next update is due when the authority ends: readers get this file from the gateway itself, and with an expired
     list Mosquitto would refuse every device.
@@ -208,7 +208,7 @@ def revocation_list(authority: Authority, revoked: Iterable[tuple[str, float]], 
 
 
 def requested_key(csr_pem: str) -> ec.EllipticCurvePublicKey:
-    """The public key that a certificate signing request asks a certificate for.
+    """Returns the public key that a certificate signing request asks a certificate for.
 
     Raises:
         RequestError: the CSR cannot be read, has another kind of key, or was not signed with that key.
@@ -227,7 +227,7 @@ def requested_key(csr_pem: str) -> ec.EllipticCurvePublicKey:
 
 
 def key_hash(key: ec.EllipticCurvePublicKey) -> str:
-    """By which the store knows a public key again."""
+    """Returns the hash by which the store knows a public key again."""
     return hashlib.sha256(_public_bytes(key)).hexdigest()
 
 

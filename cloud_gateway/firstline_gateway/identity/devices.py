@@ -112,7 +112,8 @@ class Devices:
         if wait_s:
             raise RateLimitedError("Too many attempts to enrol came from this address.", retry_after_s=wait_s)
         key = ca.requested_key(request.csr)
-        now_s, sha256, enrolled = self.clock.wall_s(), enrolment.secret_hash(request.secret), None
+        now_s, sha256 = self.clock.wall_s(), enrolment.secret_hash(request.secret)
+        enrolled = None
         try:
             # An unknown token costs no write.
             if await self.store.read(lambda on: enrolment.is_token(on, sha256, now_s)):

@@ -47,7 +47,7 @@ REVOKED = union(
 
 @dataclass(frozen=True, slots=True)
 class EnrolledDevice:
-    """The result of a join token: the device's certificate; `again` where it had been given before."""
+    """The result of a join token: the device's certificate; `again` if it had been given before."""
 
     device: str
     certificate: str
@@ -60,7 +60,7 @@ def secret_hash(secret: str) -> str:
 
 
 def next_version(connection: Connection) -> int:
-    """The number of the change that this transaction makes; others that change wait until it ends."""
+    """Returns the number of the change that this transaction makes; other changes wait until it ends."""
     connection.execute(update(VERSION).values(version=VERSION.c.version + 1))
     return int(connection.execute(select(VERSION.c.version)).scalar_one())
 
@@ -68,7 +68,7 @@ def next_version(connection: Connection) -> int:
 def invite(
     connection: Connection, secrets: Sequence[tuple[str, str]], *, by: str, now_s: float, expires_s: float
 ) -> None:
-    """Keeps the join tokens of devices; those that they had and did not use count no more.
+    """Stores the join tokens of devices, and deletes those that they had and did not use.
 
     Args:
         connection: within a transaction.
@@ -91,7 +91,7 @@ def invite(
 
 
 def is_token(connection: Connection, sha256: str, now_s: float) -> bool:
-    """Whether there is a join token with this hash, used or not, that has not expired."""
+    """Returns whether there is a join token with this hash, used or not, that has not expired."""
     query = select(JOIN_TOKENS.c.sha256).where(JOIN_TOKENS.c.sha256 == sha256, JOIN_TOKENS.c.expires_s > now_s)
     return connection.execute(query).first() is not None
 
@@ -112,7 +112,7 @@ def redeem(
         address: of the sender, for the audit log.
 
     Returns:
-        None where there is no such token, it has expired, or another key used it.
+        The result; None if there is no such token, it has expired, or another key used it.
     """
     version = next_version(connection)
     unused = (JOIN_TOKENS.c.sha256 == sha256, JOIN_TOKENS.c.used_s.is_(None), JOIN_TOKENS.c.expires_s > now_s)
@@ -148,7 +148,7 @@ def renew(connection: Connection, device: str, serial: str, issue: Issue, now_s:
         now_s: the wall time.
 
     Returns:
-        None where the present certificate was revoked in the meantime.
+        The certificate; None if the present one was revoked in the meantime.
     """
     version = next_version(connection)
     present = select(CERTIFICATES.c.serial).where(
@@ -165,7 +165,7 @@ def revoke(connection: Connection, device: str, by: str, now_s: float) -> bool:
     """Refuses a device from now on: its certificates, its join tokens, and its API key.
 
     Returns:
-        False where there is nothing of that name.
+        False if there is nothing of that name.
     """
     version = next_version(connection)
     updated = connection.execute(

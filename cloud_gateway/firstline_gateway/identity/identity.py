@@ -87,7 +87,7 @@ class IdentityService:
         return client_certificate.is_trusted(address, self._trusted)
 
     async def proxied_certificate(self, values: Sequence[str]) -> ClientCertificate | None:
-        """The certificate that a trusted proxy names.
+        """Returns the certificate that a trusted proxy names; None if it names none.
 
         Raises:
             UnauthorizedError: it cannot be used.

@@ -82,7 +82,7 @@ def create_key(
 
 
 def list_keys(connection: Connection) -> list[Any]:
-    """Rows of the keys that are not revoked, by name."""
+    """Returns the rows of the keys that are not revoked, by name."""
     query = select(API_KEYS).where(API_KEYS.c.revoked_s.is_(None)).order_by(API_KEYS.c.name)
     return list(connection.execute(query))
 
