@@ -53,6 +53,7 @@ from firstline_gateway.models.residency import Residency
 from firstline_gateway.mqtt import MqttConsumer
 from firstline_gateway.profiles import records as profile_records
 from firstline_gateway.profiles.profiles import Profiles
+from firstline_gateway.registry import metrics as registry_metrics
 from firstline_gateway.rollouts.bundle_use import reason_to_keep
 from firstline_gateway.rollouts.driver import RolloutDriver
 from firstline_gateway.rollouts.metrics import RolloutGauges
@@ -292,13 +293,12 @@ class Gateway:
         if settings.blobs:
             # Imported here: a gateway without a registry does not load python-tuf.
             from firstline_gateway.registry.files import Files
-            from firstline_gateway.registry.registry import Registry, open_blobs, register_metrics
+            from firstline_gateway.registry.registry import Registry, open_blobs
             from firstline_gateway.rollouts.full_models import FullModels
 
             blobs = open_blobs(settings.blobs, endpoint=settings.s3_endpoint, region=settings.s3_region)
             files = Files(blobs, settings, clock=clock)
             self.registry = Registry(self.store, files, self.identity.folder, in_use=reason_to_keep, clock=clock)
-            register_metrics(self.metrics, self.registry)
             maintain = self.registry.maintain
             self._services.append(
                 PeriodicTask("registry maintenance", maintain, interval_s=_MAINTENANCE_INTERVAL_S, clock=clock)
@@ -315,6 +315,8 @@ class Gateway:
                     clock=clock,
                 )
                 self._services.append(self.full_models)
+        registry = self.registry
+        registry_metrics.register(self.metrics, lambda: {} if registry is None else registry.latest_expiries)
 
     def control_plane(self) -> FastAPI:
         """Returns the HTTP application for all requests except those for inference."""

@@ -9,4 +9,5 @@ Modules
     files           the files: uploaded once, downloaded in parts, within a limit; in a local folder or elsewhere
     s3              files in an S3-compatible store; the only module that uses obstore
     bundle_use      asks whether devices still need a version; rollouts implement it
+    metrics         the registry's metrics
 """

@@ -23,7 +23,6 @@ from firstline_core.errors import ConfigError, ConflictError, NotFoundError, Not
 from firstline_core.fleet import registry as wire
 from firstline_core.fleet.update import UpdateKind
 from firstline_core.telemetry.logs import logger
-from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_core.units import DAY_S, HOUR_S
 from firstline_gateway import audit_log
 from firstline_gateway.identity.authorities import AuthorityFolder
@@ -242,16 +241,6 @@ class Registry:
         """Returns the ids of the online keys that the current root names."""
         root = await self._newest(Root.type)
         return signing.online_keys(signing.root_of(root.content)) if root is not None else set()
-
-
-def register_metrics(metrics: RequestMetrics, registry: Registry) -> None:
-    """Registers the time at which each role's metadata, or the devices' authority, expires."""
-    metrics.readings(
-        "expiry_timestamp_seconds",
-        "When the signed metadata of a role, or the devices' certificate authority, ends (Unix time).",
-        ("role",),
-        lambda: {(role,): end_s for role, end_s in registry.latest_expiries.items()},
-    )
 
 
 def _versions(catalogue: Catalogue) -> set[SignedVersion]:
