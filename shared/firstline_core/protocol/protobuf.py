@@ -12,8 +12,6 @@ from google.protobuf.descriptor_pb2 import FileDescriptorSet
 from google.protobuf.descriptor_pool import DescriptorPool
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
-_TWO_BYTES = 0x80
-"""The least number that takes two bytes."""
 
 
 def load_declaration(compiled: bytes) -> FileDescriptor:
@@ -38,21 +36,14 @@ def spans(data: memoryview) -> Iterator[tuple[int, int | memoryview, memoryview]
     position, length = 0, len(data)
     while position < length:
         start = position
-        key = data[position]
-        if key < _TWO_BYTES:  # most numbers have one byte
-            position += 1
-        else:
-            key, position = _varint(data, position)
+        key, position = _varint(data, position)
         kind = key & 7
         if kind == _VARINT:
             value, position = _varint(data, position)
             yield key >> 3, value, data[start:position]
             continue
         if kind == _BYTES:
-            if position < length and data[position] < _TWO_BYTES:
-                size, position = data[position], position + 1
-            else:
-                size, position = _varint(data, position)
+            size, position = _varint(data, position)
         elif kind in (_FIXED32, _FIXED64):
             size = 4 if kind == _FIXED32 else 8
         else:
@@ -65,13 +56,13 @@ def spans(data: memoryview) -> Iterator[tuple[int, int | memoryview, memoryview]
 
 
 def _varint(data: memoryview, position: int) -> tuple[int, int]:
-    value = 0
-    for shift in range(0, 70, 7):
-        if position >= len(data):
-            raise ValueError("it ends too early")
+    """Returns the number that begins at a position, and the position after it."""
+    value = shift = 0
+    while position < len(data) and shift < 70:
         byte = data[position]
         position += 1
         value |= (byte & 0x7F) << shift
-        if byte < _TWO_BYTES:
+        if byte < 0x80:
             return value, position
-    raise ValueError("a number has more than ten bytes")
+        shift += 7
+    raise ValueError("it ends too early" if shift < 70 else "a number has more than ten bytes")
