@@ -180,10 +180,10 @@ class Spending:
         links, of_link = self.links(), self.tariff.of_link
         first = of_link(links[0] if links else "")
         cost = self._estimate(size_bytes, first)
-        if len(links) > 1 and not self.account.can_afford(cost, now_s):
+        if len(links) > 1 and self.account.short(cost, now_s):
             for other in map(of_link, links[1:]):
                 others = self._estimate(size_bytes, other)
-                if self.account.can_afford(others, now_s):
+                if not self.account.short(others, now_s):
                     return other, others
         return first, cost
 

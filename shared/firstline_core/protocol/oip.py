@@ -294,9 +294,6 @@ def _uuid(request_id: str) -> str:
     return canonical
 
 
-# Extensions of Triton that must not be ignored, because they change the meaning of a request.
-_REFUSED_INPUT = {"shared_memory_region": "remove this parameter, and send the data in the body"}
-
 # Written by some JSON encoders (such as Python's) for numbers that are not finite.
 _NUMBER = re.compile(r"[-+.\dEe]+")
 _NOT_JSON = re.compile(rb"\bNaN\b|\bInfinity\b")
@@ -546,10 +543,7 @@ def described_tensors(kind: str, key: str, entries: object, limits: Limits) -> I
 
 
 def _binary_size(where: str, entry: dict[str, Any]) -> int | None:
-    parameters = params.parameters_of(entry, where)
-    for key, instead in _REFUSED_INPUT.items():
-        if key in parameters:
-            raise errors.InvalidTensorError(f"{where} asks for '{key}', which is not offered; {instead}.")
+    parameters = params.parameters_of_tensor(entry, where, "remove this parameter, and send the data in the body")
     size = parameters.get("binary_data_size")
     if size is None:
         return None

@@ -18,9 +18,8 @@ from firstline_core.protocol.limits import Limits
 from firstline_core.protocol.tensors import shown
 from firstline_core.types import InferRequest, InferResponse, RequestedOutput, Tensor
 
-# Extensions of Triton that must not be ignored, because they change the meaning of a request.
 _Count = Annotated[int, Meta(ge=1)]
-_REFUSED_OUTPUT = {"shared_memory_region": "remove this parameter, and take the data from the body"}
+_INSTEAD = "remove this parameter, and take the data from the body"
 
 
 def requested(head: dict[str, Any], limits: Limits) -> tuple[RequestedOutput, ...]:
@@ -43,10 +42,7 @@ def requested(head: dict[str, Any], limits: Limits) -> tuple[RequestedOutput, ..
         where = f"Requested output {shown(name)}"
         if name in outputs:
             raise InvalidTensorError(f"{where} appears twice; name each output once.")
-        parameters = params.parameters_of(entry, where)
-        for key, instead in _REFUSED_OUTPUT.items():
-            if key in parameters:
-                raise InvalidTensorError(f"{where} asks for '{key}', which is not offered; {instead}.")
+        parameters = params.parameters_of_tensor(entry, where, _INSTEAD)
         classes = params.value_of(parameters, "classification", _Count, "a whole number from 1 on", 0)
         outputs[name] = RequestedOutput(name, params.flag(parameters, "binary_data"), classes)
     return tuple(outputs.values())

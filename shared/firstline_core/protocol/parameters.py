@@ -178,6 +178,23 @@ def parameters_of(holder: dict[str, Any], where: str) -> dict[str, Any]:
     return value
 
 
+def parameters_of_tensor(entry: dict[str, Any], where: str, instead: str) -> dict[str, Any]:
+    """Returns the parameters of an entry of `inputs` or `outputs`.
+
+    Args:
+        entry: as received.
+        where: its name in errors.
+        instead: what to do instead of sharing memory, which would change the meaning of a request.
+
+    Raises:
+        InvalidTensorError: see `parameters_of`, or the caller shares memory, an extension of Triton.
+    """
+    parameters = parameters_of(entry, where)
+    if "shared_memory_region" in parameters:
+        raise InvalidTensorError(f"{where} asks for 'shared_memory_region', which is not offered; {instead}.")
+    return parameters
+
+
 _EVENTS = "audit_events"
 _NOTE = tuple(name for name in AuditNote.__struct_encode_fields__ if name != _EVENTS)
 _ALARM = ContractAlarm.__struct_encode_fields__

@@ -162,10 +162,6 @@ class Account:
                 return name
         return ""
 
-    def can_afford(self, cost: Cost, now_s: float) -> bool:
-        """Returns whether all budgets can pay this."""
-        return not self.short(cost, now_s)
-
     def can_spare(self, cost: Cost, now_s: float) -> bool:
         """Returns whether all budgets can spare this, see `Meter.can_spare`."""
         self._refresh(now_s)

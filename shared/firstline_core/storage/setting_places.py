@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -39,8 +39,11 @@ class GivenValue(NamedTuple):
 
     @property
     def parsed(self) -> object:
-        """Returns the value; that of text see `value_of`."""
-        return value_of(self.value) if isinstance(self.value, str) else self.value
+        """Returns the value; that of text is parsed if it is JSON of a list or a table."""
+        if isinstance(self.value, str) and self.value.startswith(("[", "{")):
+            with suppress(msgspec.DecodeError, RecursionError):
+                return msgspec.json.decode(self.value)
+        return self.value
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,17 +142,6 @@ def _content(file: Path) -> str:
         return files.read_text(file, FILE_LIMIT_BYTES)
     except (OSError, UnicodeDecodeError):
         return ""
-
-
-def value_of(text: str) -> object:
-    """Returns the value of a variable: parsed JSON for lists and tables, otherwise the text."""
-    if text.startswith(("[", "{")):
-        try:
-            found: object = msgspec.json.decode(text)
-        except (msgspec.DecodeError, RecursionError):
-            return text
-        return found
-    return text
 
 
 def value_at(value: Any, path: list[str]) -> Any:
