@@ -270,7 +270,6 @@ class TraceContext(Struct, frozen=True):
         return {"trace_id": self.trace_id, "span_id": self.span_id}
 
 
-_FINITE = sys.float_info.max
 _Probability = Annotated[float, Meta(gt=0, le=1)]
 _EVENTS_LIMIT = 1024
 
@@ -289,7 +288,7 @@ class AuditNote(Struct, frozen=True, rename=lambda name: f"audit_{name}"):
 
     propensity: _Probability
     epsilon: OpenShare
-    threshold: Annotated[float, Meta(ge=-_FINITE, le=_FINITE)]
+    threshold: Finite
     edge_digest: Sha256
     events: Annotated[dict[str, OpenShare], Meta(max_length=_EVENTS_LIMIT)] = {}
 
@@ -323,7 +322,7 @@ class ContractNotice(Struct, frozen=True, omit_defaults=True):
     """
 
     alarm: bool = field(name="contract_alarm")
-    escalations_per_hour: Annotated[float, Meta(ge=0, le=_FINITE)] | None = None
+    escalations_per_hour: Annotated[float, Meta(ge=0, le=sys.float_info.max)] | None = None
     devices: Annotated[int, Meta(ge=1, lt=2**31)] = field(name="contract_devices", default=1)
     event: str = field(name="contract_event", default="")
 

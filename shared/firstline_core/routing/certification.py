@@ -295,14 +295,15 @@ def at_ranks(test: RiskTests, fewest_rows: int) -> Hypotheses:
     ends = np.append(np.flatnonzero(descending[1:] < descending[:-1]) + 1, len(descending))
     cells = cells_of(descending)
     surest = int(np.searchsorted(-cells, -cells[0], side="right"))
-    starts = {rank: min(max(rank, surest), len(descending)) for rank in ranks(test.n, fewest_rows)}
+    shares = ranks(test.n, fewest_rows)
+    starts = {rank: min(max(rank, surest), len(descending)) for rank in shares}
     cuts = [rank for rank in starts.values() if surest < rank < len(descending)]
     kept = np.concatenate([ends, np.array(cuts, np.intp)])
     whole = np.arange(len(kept)) < len(ends)
     order = np.lexsort((~whole, kept))
     kept, whole = kept[order], whole[order]
     places: dict[int, float] = {}
-    for rank, share in ranks(test.n, fewest_rows).items():
+    for rank, share in shares.items():
         begun = starts[rank]
         at = int(np.searchsorted(kept, begun, side="right")) - 1 if begun in cuts else int(np.searchsorted(kept, begun))
         places[at] = min(places.get(at, 0.0) + share, 1.0)

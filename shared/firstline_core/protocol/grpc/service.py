@@ -20,14 +20,7 @@ from msgspec.structs import replace
 
 from firstline_core import errors
 from firstline_core.clock import SYSTEM_CLOCK, Clock
-from firstline_core.errors import (
-    FirstlineError,
-    InvalidTensorError,
-    LinkDownError,
-    QueueFullError,
-    RateLimitedError,
-    RemoteTimeoutError,
-)
+from firstline_core.errors import FirstlineError
 from firstline_core.ids import new_request_id
 from firstline_core.protocol import extensions, http
 from firstline_core.protocol.data_plane import DataPlane
@@ -149,7 +142,7 @@ class InferenceService:
                     await self._hooks.authorize(context, scope)
                     sent = await _first(context)
                 if len(sent) > _SMALL_BYTES:
-                    raise InvalidTensorError(f"The message is {len(sent)} bytes; a {kind} has a few names.")
+                    raise errors.InvalidTensorError(f"The message is {len(sent)} bytes; a {kind} has a few names.")
                 reply = answer(codec.parse(kind, sent))
                 if asyncio.iscoroutine(reply):
                     reply = await reply
@@ -179,7 +172,7 @@ class InferenceService:
                     answer = await self._answer(sent, caller, inference)
                     encoded: bytes = answer.SerializeToString()
         except FirstlineError as error:
-            if isinstance(error, QueueFullError):
+            if isinstance(error, errors.QueueFullError):
                 self._hooks.no_room(context)
             return _refuse(context, error)
         return encoded
@@ -199,11 +192,11 @@ class InferenceService:
         while (sent := await context.read()) is not grpc.aio.EOF:
             arrived_s, trace = self._clock.monotonic_s(), _trace_of_call(context)
             inference = _Inference(self._hooks.record, self._clock, arrived_s, trace, principal=caller.principal)
-            limited: RateLimitedError | None = None
+            limited: errors.RateLimitedError | None = None
             try:
                 if not is_first or arrived_s > started_s + _FRESH_S:
                     await self._hooks.authorize(context, INFER, counts=not is_first)
-            except RateLimitedError as error:
+            except errors.RateLimitedError as error:
                 limited = error
             except FirstlineError as error:
                 self._hooks.record("", caller.principal, 0.0, error)
@@ -270,7 +263,7 @@ class _Inference:
             error = failure
             raise
         except asyncio.CancelledError:  # the client cancelled, or its deadline passed
-            error = LinkDownError("The client ended the call before it was answered.")
+            error = errors.LinkDownError("The client ended the call before it was answered.")
             raise
         except Exception as failure:
             error = _unexpected(call)
@@ -308,9 +301,9 @@ async def _first(context: Context) -> bytes:
         async with asyncio.timeout(READ_TIMEOUT_S):
             sent: bytes = await context.read()
     except TimeoutError as error:
-        raise RemoteTimeoutError(f"The message did not come within {READ_TIMEOUT_S:g} seconds.") from error
+        raise errors.RemoteTimeoutError(f"The message did not come within {READ_TIMEOUT_S:g} seconds.") from error
     if sent is grpc.aio.EOF:
-        raise InvalidTensorError("The call has no message; send one.")
+        raise errors.InvalidTensorError("The call has no message; send one.")
     return sent
 
 
