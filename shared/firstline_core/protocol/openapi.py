@@ -103,7 +103,7 @@ PROBLEM = {
     "properties": {"type": _STRING, "title": _STRING, "status": _INTEGER, "detail": _STRING, **_REFUSAL},
 }
 """The schema `Problem`, to which refusals in the form of RFC 9457 refer."""
-_OPTIONS = {
+_OPTIONS: dict[str, dict[str, Any]] = {
     "wait": {"enum": ["final", "first"]},
     "timeout": {"type": "integer", "minimum": 0, "description": "Microseconds; 0 for the tier's default."},
     "priority": {
@@ -216,19 +216,18 @@ def v2_infer(summary: str, *path: dict[str, Any]) -> dict[str, Any]:
     return described
 
 
-def _query(name: str, schema: dict[str, Any], description: str) -> dict[str, Any]:
-    return {"name": name, "in": "query", "schema": schema, "description": description}
+def _query(name: str, schema: dict[str, Any], **described: str) -> dict[str, Any]:
+    return {"name": name, "in": "query", "schema": schema, **described}
 
 
+_LABELS = "Show only objects of these labels; separated by commas, or repeated."
 VIEW = (
-    _query("min_score", {"type": "number", "minimum": 0, "maximum": 1}, "Leave out objects below this score."),
+    _query("min_score", {**_NUMBER, "minimum": 0, "maximum": 1}, description="Leave out objects below this score."),
+    _query("classes", {"type": "array", "items": _STRING}, description=_LABELS),
     _query(
-        "classes",
-        {"type": "array", "items": {"type": "string"}},
-        "Show only objects of these labels; separated by commas, or repeated.",
+        "max_objects", {**_INTEGER, "minimum": 1, "maximum": 1000}, description="Maximum number of objects, best first."
     ),
-    _query("max_objects", {"type": "integer", "minimum": 1, "maximum": 1000}, "Maximum number of objects, best first."),
-    _query("masks", {"enum": ["png", "rle"]}, "Masks as PNG in base64, or as run lengths."),
+    _query("masks", {"enum": ["png", "rle"]}, description="Masks as PNG in base64, or as run lengths."),
 )
 """Query parameters about the description of an answer; see `firstline_core/file_route.py`."""
 
@@ -246,9 +245,9 @@ def file_infer(routes: Sequence[str], privacies: Sequence[str], *more_types: str
         "inference",
         "Send a file (an image, a recording, text, or JSON) and read what the model found.",
         MODEL,
-        *({"name": name, "in": "query", "schema": schema} for name, schema in query.items()),
+        *(_query(name, schema) for name, schema in query.items()),
         *VIEW,
-        {"name": "id", "in": "query", "schema": {"type": "string"}, "description": "Your own; the answer repeats it."},
+        _query("id", _STRING, description="Your own; the answer repeats it."),
         *_TRACE,
         body={  # any other type is read as the file itself
             BINARY: BYTES,

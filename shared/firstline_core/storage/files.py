@@ -28,10 +28,47 @@ _CHUNK_BYTES = 1 << 20
 # Some file systems have no durable names; nothing more can be done there.
 _NO_SUCH_SYNC = (errno.EINVAL, errno.ENOTSUP)
 
+_ALIKE = 0.75  # of file names, which have little in common in one folder
+# Parts of sentences about a file: what to do if it cannot be read, its state, the reason of a failure, and what to do
+# if it cannot be written.
+_READING = {
+    errno.ENOENT: "check the path",
+    errno.ENOTDIR: "check the path",
+    errno.ENAMETOOLONG: "check the path",
+    errno.EISDIR: "name a file",
+    errno.ELOOP: "name the file that the links should lead to",
+    errno.EACCES: "let this user read it, or run this as its owner",
+    errno.EFBIG: "name another file",
+}
+_STATES = {
+    errno.ENOENT: "does not exist",
+    errno.EISDIR: "is a folder",
+    errno.ENOTDIR: "is not a folder",
+    errno.ELOOP: "is a link to itself",
+}
+_REASONS = {
+    errno.ENOENT: "there is no such file or folder",
+    errno.EISDIR: "it is a folder",
+    errno.ENOTDIR: "a part of its path is not a folder",
+    errno.ELOOP: "it is a link to itself",
+}
+_WRITING = {
+    errno.EACCES: "let this user write there, or name another place",
+    errno.ENOSPC: "free space there, or name another place",
+    errno.EDQUOT: "free space there, or name another place",
+}
+NOT_UTF8 = "is not UTF-8 text; save it as UTF-8."
+
 
 @contextlib.contextmanager
 def naming(what: object, done: str = "read", refusal: type[FirstlineError] = ConfigError) -> Iterator[None]:
-    """Raises a system error, or text that is not UTF-8, as `refusal`, which says `what`, the reason, and what to do."""
+    """Raises a system error, or text that is not UTF-8, as `refusal`, which says `what`, the reason, and what to do.
+
+    Args:
+        what: begins the sentence.
+        done: "read" or "written".
+        refusal: the type of the error.
+    """
     try:
         yield
     except UnicodeDecodeError as error:
@@ -142,39 +179,6 @@ def read_text(path: Path, limit_bytes: int) -> str:
         UnicodeDecodeError: it is not UTF-8.
     """
     return read_limited(path, limit_bytes).decode("utf-8-sig").replace("\r\n", "\n")
-
-
-_ALIKE = 0.75  # of file names, which have little in common in one folder
-_READING = {
-    errno.ENOENT: "check the path",
-    errno.ENOTDIR: "check the path",
-    errno.ENAMETOOLONG: "check the path",
-    errno.EISDIR: "name a file",
-    errno.ELOOP: "name the file that the links should lead to",
-    errno.EACCES: "let this user read it, or run this as its owner",
-    errno.EFBIG: "name another file",
-}
-_STATES = {
-    errno.ENOENT: "does not exist",
-    errno.EISDIR: "is a folder",
-    errno.ENOTDIR: "is not a folder",
-    errno.ELOOP: "is a link to itself",
-}
-_REASONS = {
-    errno.ENOENT: "there is no such file or folder",
-    errno.EISDIR: "it is a folder",
-    errno.ENOTDIR: "a part of its path is not a folder",
-    errno.ELOOP: "it is a link to itself",
-}
-_WRITING = {
-    errno.EACCES: "let this user write there, or name another place",
-    errno.EROFS: "name another place",
-    errno.ENOSPC: "free space there, or name another place",
-    errno.EDQUOT: "free space there, or name another place",
-}
-
-
-NOT_UTF8 = "is not UTF-8 text; save it as UTF-8."
 
 
 def unreadable(error: OSError | UnicodeDecodeError) -> str:
