@@ -14,7 +14,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import partial
 from http import HTTPStatus
-from operator import attrgetter
 from typing import Any, Self, TypeVar
 
 import msgspec
@@ -105,8 +104,6 @@ PROVISIONAL_ID, LAST_ID = 1, 2
 HEARTBEAT = b":\n\n"
 # A buffering proxy would delay the final answer.
 EVENT_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-
-_CLASSIFICATION = attrgetter("classification")
 
 T = TypeVar("T")
 
@@ -512,7 +509,7 @@ def response_reply(plane: DataPlane, request: InferRequest, response: InferRespo
 
 def class_labels(plane: DataPlane, request: InferRequest, response: InferResponse) -> tuple[str, ...]:
     """Returns the labels of the answering model if an output is requested as classes; () if they are unknown."""
-    if not any(map(_CLASSIFICATION, request.outputs)):
+    if not any(output.classification for output in request.outputs):
         return ()
     try:
         return plane.metadata(response.model, response.version).labels

@@ -38,8 +38,6 @@ class DecayedQuantiles:
         half_life_s: in seconds.
     """
 
-    __slots__ = ("_at_s", "_bins", "_censored", "_ended", "_exponent", "_half_life_s", "_known", "_step")
-
     def __init__(self, half_life_count: float = HALF_LIFE_COUNT, half_life_s: float = HALF_LIFE_S) -> None:
         self._step = 1 / half_life_count
         self._half_life_s = half_life_s

@@ -15,8 +15,6 @@ class TokenBucket:
         per_second: rate of refill.
     """
 
-    __slots__ = ("_at_s", "_burst", "_per_second", "_tokens")
-
     def __init__(self, burst: float, per_second: float = 0.0) -> None:
         self._burst = self._tokens = burst
         self._per_second = per_second

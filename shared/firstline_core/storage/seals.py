@@ -26,8 +26,9 @@ from firstline_core.storage.files import read_text, unreadable
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
+_DIGEST_BYTES, _NAME_BYTES, _NONCE_BYTES = 16, 4, 12
 OVERHEAD_BYTES = 33
-HEAD_BYTES = 5
+HEAD_BYTES = 1 + _NAME_BYTES
 """Bytes at a record's start that identify its key."""
 KEY_BYTES = 32
 CREDENTIAL = "credential:"
@@ -37,9 +38,7 @@ DECODING_ERRORS = (ArithmeticError, AttributeError, LookupError, TypeError, Valu
 """What decoding raises for columns that have other types or values than were written; SQLite does not notice that."""
 
 _PLAIN_HEAD, _ENCRYPTED_HEAD = b"\1", b"\2"
-_DIGEST_BYTES, _NAME_BYTES, _NONCE_BYTES = 16, 4, 12
-_NONCE_AT = 1 + _NAME_BYTES
-_CONTENT_AT = _NONCE_AT + _NONCE_BYTES
+_CONTENT_AT = HEAD_BYTES + _NONCE_BYTES
 _KEYS_LIMIT_BYTES = 4096
 
 
@@ -84,17 +83,17 @@ class Seal:
             raise UnknownKeyError("It is encrypted, and no key is set (encryption.key_file).")
         from cryptography.exceptions import InvalidTag
 
-        cipher = self._ciphers.get(bytes(sealed[1:_NONCE_AT]))
+        cipher = self._ciphers.get(bytes(sealed[1:HEAD_BYTES]))
         if cipher is None:
             raise UnknownKeyError("It is encrypted with a key that encryption.key_file does not hold.")
         try:
-            return cipher.decrypt(bytes(sealed[_NONCE_AT:_CONTENT_AT]), bytes(sealed[_CONTENT_AT:]), about)
+            return cipher.decrypt(bytes(sealed[HEAD_BYTES:_CONTENT_AT]), bytes(sealed[_CONTENT_AT:]), about)
         except (InvalidTag, ValueError) as error:
             raise IntegrityError("It does not decrypt: the disk has damaged it.") from error
 
     def has_key_of(self, head: bytes) -> bool:
         """Returns whether the key of a record is known, by the record's first bytes."""
-        return not _is_encrypted(head) or bytes(head[1:_NONCE_AT]) in self._ciphers
+        return not _is_encrypted(head) or bytes(head[1:HEAD_BYTES]) in self._ciphers
 
 
 def _ciphers(keys: Sequence[bytes]) -> dict[bytes, AESGCM]:

@@ -80,14 +80,7 @@ class _Handler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Writes a record of a library."""
         try:
-            read = FACTS.get()
-            event: EventDict = {
-                **(read() if read is not None else {}),
-                "event": record.getMessage(),
-                "level": record.levelname.lower(),
-                "logger": record.name,
-                "timestamp": _timestamp(),
-            }
+            event = _line(record.getMessage(), record.levelname.lower(), record.name, {})
             if record.exc_info:
                 event["exc_info"] = record.exc_info
             if record.stack_info:
@@ -158,19 +151,18 @@ class _Logger(BoundLogger):
         logger = self._logger
         if not logger.isEnabledFor(_LEVELS[method_name]):
             return
-        read = FACTS.get()
-        line: EventDict = {
-            **(read() if read is not None else {}),
-            **self._context,
-            **fields,
-            "event": event,
-            "level": "error" if method_name == "exception" else method_name,
-            "logger": logger.name,
-            "timestamp": _timestamp(),
-        }
+        level = "error" if method_name == "exception" else method_name
+        line = _line(event, level, logger.name, {**self._context, **fields})
         if event_args:
             line["positional_args"] = event_args
         _write(logger, method_name, line)
+
+
+def _line(event: str | None, level: str, logger_name: str, fields: Mapping[str, object]) -> EventDict:
+    """Returns the fields of a line: the facts of this context, its own fields, and those that every line has."""
+    read = FACTS.get()
+    facts = read() if read is not None else {}
+    return {**facts, **fields, "event": event, "level": level, "logger": logger_name, "timestamp": _timestamp()}
 
 
 @lru_cache(1)
