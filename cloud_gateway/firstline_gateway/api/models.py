@@ -39,7 +39,7 @@ def metadata_routes(plane: GatewayDataPlane, repository: Repository, access: Acc
     @router.get("/v2")
     async def server_metadata() -> Response:
         """The server's name, version and extensions."""
-        return response_of(http.server_metadata_reply(plane))
+        return json_response(http.server_metadata_json(plane))
 
     @router.get("/v2/models/stats")
     @router.get("/v2/models/{model}/stats")

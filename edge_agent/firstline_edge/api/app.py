@@ -118,7 +118,7 @@ class App:
         return http.ready_reply(self.plane)
 
     async def server_metadata(self, _request: Request, _principal: str) -> Reply:
-        return http.server_metadata_reply(self.plane)
+        return http.json_reply(http.server_metadata_json(self.plane))
 
     async def model_ready(self, request: Request, _principal: str) -> Reply:
         return http.model_ready_reply(self.plane, *_model(request))

@@ -202,7 +202,7 @@ class Spending:
 
     def _set_conditions(self, conditions: Conditions) -> None:
         self.conditions = conditions
-        self.account.markup = markup(conditions, self.metered_factor)
+        self.account.set_markup(markup(conditions, self.metered_factor))
 
     async def keep(self) -> None:
         """Reads battery and heat, and stores the spending, every few seconds until it is cancelled."""

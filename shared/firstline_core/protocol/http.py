@@ -517,11 +517,6 @@ def class_labels(plane: DataPlane, request: InferRequest, response: InferRespons
         return ()
 
 
-def server_metadata_reply(plane: DataPlane) -> Reply:
-    """Answers `GET /v2`."""
-    return json_reply(server_metadata_json(plane))
-
-
 def server_metadata_json(plane: DataPlane) -> dict[str, Any]:
     """Returns the server's metadata, as V2 describes it over REST and gRPC."""
     return {"name": plane.server_name, "version": plane.server_version, "extensions": list(plane.extensions)}

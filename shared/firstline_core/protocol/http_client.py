@@ -309,10 +309,6 @@ class _Progress:
             self.sent = True
 
 
-def _ignore(_sent: int, _received: int) -> None:
-    """Counts nothing."""
-
-
 class HttpClient:
     """Exchanges bounded bodies with one server, over connections that stay open.
 
@@ -357,7 +353,7 @@ class HttpClient:
         body: bytes,
         timeout_s: float,
         *,
-        count: Callable[[int, int], None] = _ignore,
+        count: Callable[[int, int], None] = lambda _sent, _received: None,
     ) -> HttpReply:
         """Sends a request and reads the answer.
 

@@ -70,27 +70,25 @@ class Account:
         meters: by name: a resource of `Cost`, followed by "/" and a suffix if it has several budgets.
         worth: of a corrected answer, in money; above 0.
         worths: of a unit of each resource, in money, budget or not.
+
+    Attributes:
+        markup: current price factor of each resource, see `set_markup`.
     """
 
     def __init__(self, meters: Mapping[str, Meter], *, worth: float = 1.0, worths: Cost = MONEY_ONLY) -> None:
         self.meters = meters
         self.worth = worth
         self._worths = worths
-        self._markup = NO_MARKUP
+        self.markup = NO_MARKUP
         self._metered = [(Cost._fields.index(name.partition("/")[0]), name, meter) for name, meter in meters.items()]
         self._prices = {True: list(_NOTHING), False: list(_NOTHING)}  # as values, by resource
         self._left = [math.inf] * len(_NOTHING)
         self._decided: list[tuple[bool, float, Cost, bool]] = []  # demanded, value, cost, paid
         self._since_s, self._until_s = math.inf, -math.inf
 
-    @property
-    def markup(self) -> Cost:
-        """Returns the current price factor of each resource."""
-        return self._markup
-
-    @markup.setter
-    def markup(self, markup: Cost) -> None:
-        self._markup, self._until_s = markup, -math.inf
+    def set_markup(self, markup: Cost) -> None:
+        """Sets the price factor of each resource from now on."""
+        self.markup, self._until_s = markup, -math.inf
 
     def decide(self, value: float, cost: Cost, now_s: float, *, demanded: bool) -> Denial | None:
         """Returns why an escalation is denied; None if it is bought. It charges nothing: `take` does, once it is sent.
@@ -194,7 +192,7 @@ class Account:
             for at, _, meter in self._metered:
                 prices[at] += meter.price(now_s, demanded=demanded)
                 self._left[at] = min(self._left[at], meter.left(now_s))
-            prices[:] = [price * factor / self.worth for price, factor in zip(prices, self._markup, strict=True)]
+            prices[:] = [price * factor / self.worth for price, factor in zip(prices, self.markup, strict=True)]
         self._since_s = max((meter.since_s for meter in self.meters.values()), default=-math.inf)
         self._until_s = min((meter.until_s for meter in self.meters.values()), default=math.inf)
 

@@ -305,7 +305,7 @@ def test_health_is_200_or_4xx_with_json() -> None:
 
 def test_metadata() -> None:
     tier = Doubler()
-    assert json_of(http.server_metadata_reply(tier)) == {
+    assert http.server_metadata_json(tier) == {
         "name": "firstline-edge",
         "version": "1.2",
         "extensions": ["binary_tensor_data"],

@@ -188,7 +188,7 @@ class TestAccount:
     def test_a_markup_raises_prices(self) -> None:
         account = Account({}, worths=Cost(0.0, 0.1, 1.0))
         before = self._price(account, Cost(joules=1.0))
-        account.markup = Cost(1.0, 8.0, 1.0)
+        account.set_markup(Cost(1.0, 8.0, 1.0))
         assert self._price(account, Cost(joules=1.0)) == pytest.approx(8 * before)
 
     def _price(self, account: Account, cost: Cost) -> float:
