@@ -246,15 +246,24 @@ class LinkTiming:
         self._probes = DecayedQuantiles()
         self._flights: set[Flight] = set()
 
-    @contextmanager
-    def carrying(self, size_bytes: int) -> Iterator[Flight]:
-        """Counts a call as in flight until the block ends, with or without success."""
+    def sent(self, size_bytes: int) -> Flight:
+        """Starts a call: its payload is in flight until `ended`."""
         flight = Flight(size_bytes, self.ahead_bytes(size_bytes))
         self._flights.add(flight)
+        return flight
+
+    def ended(self, flight: Flight) -> None:
+        """Ends a call, with or without success."""
+        self._flights.discard(flight)
+
+    @contextmanager
+    def carrying(self, size_bytes: int) -> Iterator[Flight]:
+        """Context manager of `sent` and `ended`."""
+        flight = self.sent(size_bytes)
         try:
             yield flight
         finally:
-            self._flights.discard(flight)
+            self.ended(flight)
 
     def ahead_bytes(self, size_bytes: int) -> int:
         """Returns the bytes in flight that would be ahead of a payload sent now."""
