@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import closing
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import diskcache
 from diskcache.core import MODE_RAW
@@ -68,8 +68,16 @@ class Encodable(Protocol):
 
 
 Value = bytes | Encodable
-Entry = tuple[Value, float]
-"""A value, and when it expires in wall time."""
+
+
+class Entry(NamedTuple):
+    """A value, when it expires in wall time, and its memory while it waits to be written."""
+
+    value: Value
+    expires_s: float
+    size_bytes: int = 0
+
+
 Changes = dict[bytes, Entry | None]
 
 
@@ -101,7 +109,7 @@ class DiskCache:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="cache-writer")
         # What is to change on the disk, the latest first. None removes the entry of a key.
         self._waiting: Changes = {}  # oldest first
-        self._waiting_bytes = 0  # in memory; never too low
+        self._waiting_bytes = 0
         self._stale: Changes = {}  # the disk may hold older values of these keys: newer ones were never written
         self._group: Changes = {}  # that is being written
         self._writing: Future[None] | None = None
@@ -125,10 +133,9 @@ class DiskCache:
         entry = self._latest(key) if self._database() is not None else None
         if entry is None:
             return None
-        value, expires_s = entry
-        left_s = expires_s - time.time()
+        left_s = entry.expires_s - time.time()
         # An entry from the future was stored before the clock was set back: its age is unknown until that time comes.
-        return (_bytes_of(value), left_s) if 0 < left_s <= self._ttl_s + _ROUNDING_S else None
+        return (_bytes_of(entry.value), left_s) if 0 < left_s <= self._ttl_s + _ROUNDING_S else None
 
     def put(self, key: bytes, value: Value, size_bytes: int = 0) -> None:
         """Stores a value, at the latest when the cache is closed; replaces the value under the key.
@@ -143,17 +150,14 @@ class DiskCache:
             return
         if not self._waiting:
             self._due_s = min(self._due_s, self._clock.monotonic_s() + _GROUP_S)
-        if self._waiting_bytes + size_bytes > _WAITING_BYTES:
-            self._mark_stale(self._waiting)
-            self._waiting, self._waiting_bytes = {}, 0
-        self._waiting.pop(key, None)  # it is among the newest now
-        self._waiting[key] = (value, time.time() + self._ttl_s)
+        self._drop_waiting(key)  # it is among the newest now
+        self._waiting[key] = Entry(value, time.time() + self._ttl_s, size_bytes)
         self._waiting_bytes += size_bytes
         self._begin_if_due()
-        if len(self._waiting) > _WAITING_LIMIT:
+        while len(self._waiting) > _WAITING_LIMIT or self._waiting_bytes > _WAITING_BYTES:
             oldest = next(iter(self._waiting))
             self._mark_stale([oldest])
-            del self._waiting[oldest]
+            self._drop_waiting(oldest)
 
     def expire(self) -> None:
         """Writes what waits and removes expired entries, both in the background."""
@@ -176,6 +180,10 @@ class DiskCache:
         self._shut()
         self._thread.shutdown()
 
+    def _drop_waiting(self, key: bytes) -> None:
+        if (entry := self._waiting.pop(key, None)) is not None:
+            self._waiting_bytes -= entry.size_bytes
+
     def _begin_if_due(self) -> None:
         """Starts to write what waits if it is complete or has waited long enough, unless a group is being written."""
         complete = len(self._waiting) >= self._group_limit or self._waiting_bytes >= _GROUP_BYTES
@@ -194,11 +202,11 @@ class DiskCache:
                     if _EVERY_KEY in group:
                         cache.clear()
                     for key, entry in group.items():
-                        value = _bytes_of(entry[0]) if entry is not None else b""
+                        value = _bytes_of(entry.value) if entry is not None else b""
                         if entry is None or len(value) > self._limit_bytes // 2:
                             cache.delete(key)
                         else:
-                            cache.set(key, self._seal.close(value, key), expire=entry[1] - time.time())
+                            cache.set(key, self._seal.close(value, key), expire=entry.expires_s - time.time())
                 if self._stored is not None:
                     for key in group:
                         self._stored.add(key)
@@ -273,7 +281,7 @@ class DiskCache:
                 return None
             if sealed is None:
                 raise IntegrityError("It is not what this agent writes.")
-            return self._seal.open(sealed, key), expires_s
+            return Entry(self._seal.open(sealed, key), expires_s)
         except IntegrityError as error:
             log.warning("unreadable cache entry removed", error=error.message)
             self._mark_stale([key])

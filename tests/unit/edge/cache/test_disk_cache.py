@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import diskcache
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -27,6 +28,8 @@ from firstline_core.clock import SimulatedClock
 from firstline_core.storage.seals import Seal
 from firstline_edge.cache import disk_cache
 from firstline_edge.cache.disk_cache import DiskCache, KeyFilter
+from firstline_edge.cache.results import ResultCache
+from firstline_edge.requests.context import ModelOutput
 
 KEY = b"k" * 32
 
@@ -531,11 +534,12 @@ def test_the_queue_for_a_slow_disk_is_bounded_and_keeps_the_newest(directory: Pa
 def test_large_results_for_a_slow_disk_are_bounded_in_bytes(directory: Path, cache: DiskCache) -> None:
     """4 MiB are being written, and 16 MiB wait; the limit of their number alone would allow a gigabyte."""
     store(cache, KEY, b"on disk")
+    results = ResultCache(limit_bytes=0, ttl_s=60, disk=cache, clock=SimulatedClock())
     with Held(directory):
-        for key in numbered(range(100)):
-            cache.put(key, bytes(1 << 20), 1 << 20)
+        for key in numbered([*range(100), *range(95, 100)]):  # some of them twice
+            results.put(key, ModelOutput({"mask": np.zeros((1, 1 << 20), np.uint8)}))
         known = [cache.get(key) is not None for key in numbered(range(100))]
-    assert known[:4] == [True] * 4 and known[99] and sum(known) <= 4 + 16
+    assert known == [True] * 4 + [False] * 80 + [True] * 16
 
 
 def test_the_database_stays_within_its_limit_after_a_slow_disk(directory: Path) -> None:
