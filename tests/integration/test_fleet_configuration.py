@@ -230,4 +230,4 @@ async def test_configuration_is_rolled_back_on_the_device(
         assert await command(file, *back) == 0
         assert agent.operations.status()["fleet"]["configuration"] is None
         assert await command(file, *back) != 0
-    assert "no previous configuration to roll back to" in capsys.readouterr().err
+    assert "The configuration has no previous version to roll back to" in capsys.readouterr().err
