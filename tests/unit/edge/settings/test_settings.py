@@ -77,6 +77,8 @@ def test_environment_and_flags_win() -> None:
             {"links": [{"kind": "mqtt", "host": "h", "tls_ca_file": "system", "tls_key_file": "k"}]},
             r"links\[0\].tls_key_file is named without its tls_certificate_file",
         ),
+        ({"policy.threshold": math.nan}, "policy.threshold is not a number"),
+        ({"policy.threshold_cross_entropy": math.nan}, "policy.threshold_cross_entropy is not a number"),
         ({"policy.min_threshold": math.nan}, "policy.min_threshold is not a number"),
         ({"costs.heat_limit_c": math.nan}, "costs.heat_limit_c is not a number"),
         ({"api.bodies_limit_bytes": 1000}, "api.bodies_limit_bytes is 1000, less than one body may take"),
