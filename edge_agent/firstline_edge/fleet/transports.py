@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 log = logger(__name__)
 
 _BACKOFF_MAX_S = 900.0
+_SUBSCRIBE_AGAIN_S = 300.0  # after a refusal: the broker may have other rules then
 _SPREAD = 0.2
 _DESIRED = "What the gateway desires of this device"
 
@@ -162,12 +163,13 @@ class MqttTransport:
         return max((task.result() for task in tasks if not task.cancelled()), key=lambda desired: desired.revision)
 
     async def _received(self, revision: int) -> Desired:
-        if not self._subscribed:
-            self._subscribed = True  # the link renews it with each connection
+        while not self._subscribed:
             try:
                 await self._link.listen(self._link.topics.desired, self._receive)
+                self._subscribed = True  # the link renews it with each connection
             except FirstlineError as error:
                 log.warning("desired state subscription refused", error=error.message)
+                await self._link.clock.sleep(_SUBSCRIBE_AGAIN_S)
         while True:
             message = await self._messages.get()
             try:

@@ -29,6 +29,7 @@ from firstline_core.errors import (
     PayloadTooLargeError,
     ProtocolError,
     RequestError,
+    UnauthorizedError,
     UnknownModelError,
 )
 from firstline_core.fleet.telemetry import ENDED_LIMIT, GROUPS_LIMIT, DeviceHealth, EndedPromise, Telemetry
@@ -390,6 +391,22 @@ async def test_an_outdated_retained_state_is_ignored() -> None:
             await asyncio.sleep(0)
         assert desired.done() == (revision == 10)
     assert (await desired).revision == 10
+
+
+async def test_a_refused_subscription_is_made_again() -> None:
+    clock, refusals = SimulatedClock(), [UnauthorizedError("The broker's rules do not allow it yet.")]
+
+    async def listen(_topic: str, on_message: Callable[[Message], None]) -> None:
+        if refusals:
+            raise refusals.pop()
+        on_message(Message("", msgspec.json.encode(Desired(1))))
+
+    transport = MqttTransport(SimpleNamespace(topics=Topics("cam"), clock=clock, listen=listen))
+    desired = asyncio.create_task(transport.desired(0))
+    await asyncio.sleep(0)  # it is refused now
+    assert not refusals
+    await clock.advance(300.0)
+    assert desired.done() and desired.result().revision == 1
 
 
 async def test_an_outdated_state_is_ignored_while_the_broker_is_away_too() -> None:
