@@ -278,6 +278,8 @@ def _compile_audio(
         from firstline_core.processing.audio import AudioProcessing
     except ModuleNotFoundError as error:
         raise errors.missing_package(error, "A model that takes audio files", "audio", errors.ModelLoadError) from error
+    later = any(isinstance(step, ops.Standardize) for step in others[1:])
+    _require(not later, "standardize comes first after the audio steps, and once.")
     standardizes = bool(others) and isinstance(others[0], ops.Standardize)
     first: list[ArrayFunction] = [lambda array: standardize(array)[0]] if standardizes else []
     return Preprocess(
@@ -381,7 +383,9 @@ def _array_steps(steps: Sequence[ops.PreStep], channels: int, load_graph: GraphL
                 functions.append(load_graph(step))
             case ops.Observed() | ops.Standardize():
                 op = step.__struct_config__.tag
-                raise errors.ModelLoadError(f"Preprocessing: {op} comes first, once, and takes numbers of no image.")
+                raise errors.ModelLoadError(
+                    f"Preprocessing: {op} comes first, once, and takes numbers that are no image."
+                )
             case _:
                 raise errors.ModelLoadError(f"Preprocessing: {step.__struct_config__.tag} does not go with this input.")
     return functions

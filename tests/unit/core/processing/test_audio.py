@@ -23,6 +23,7 @@ from firstline_core.processing.steps import (
     Resample,
     Resize,
     Scale,
+    Standardize,
     Windows,
 )
 from firstline_core.processing.windows import WINDOWS, combine_windows
@@ -229,6 +230,7 @@ def test_clips_of_different_lengths_need_pad_and_crop() -> None:
         ((*START, Scale(), Pad(4)), "audio steps come before scale"),
         ((*START, Resize(4, 4)), "do not go with image steps"),
         ((*START, Observed(1)), "observed comes first, once, and takes numbers"),
+        ((*START, Scale(), Standardize()), "standardize comes first after the audio steps, and once"),
         ((*START, DecodeText()), "decode_text does not go with this input"),
     ],
 )
