@@ -253,7 +253,7 @@ def _convert(cls: type[T], values: dict[str, Any], *, text: str, where: str, of_
 
 
 def _fault(cls: type[T], values: dict[str, Any], error: Exception, *, of_text: bool) -> tuple[list[str], str]:
-    """Returns the key of which a sentence names the line, and the rest of that sentence; see `_convert`."""
+    """Returns the path of the key whose line a message about an error names, and what follows in that message."""
     if (field := _FIELD.match(str(error))) is not None:
         table, key = _path(cls, values, error, field["path"]), field["key"]
         path = [*table, key]
