@@ -10,7 +10,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageOps
+from PIL import Image
 
 from firstline.workbench.evaluate import EdgeRun, Evaluation, Measured, Variant
 from firstline.workbench.selection import is_graded, is_lost
@@ -21,13 +21,14 @@ from firstline_core.routing.bounds import clopper_pearson
 from firstline_core.routing.certificate import Certificate
 from firstline_core.routing.policy import auroc
 from firstline_core.tasks.classification import Classification, temper
+from firstline_core.tasks.drawing import size_within
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
 RELIABILITY_BINS = 15
 """Of equal width, as in the literature, so that errors of calibration compare."""
-_SIDE = 480  # of a picture, in pixels
+_PICTURE = (480, 480)  # largest width and height, in pixels
 
 Quality = Mapping[str, tuple[float, float, float]]
 """Figures of a task by name: of the edge model, of both tiers, of the full model; NaN if there is none."""
@@ -295,5 +296,6 @@ def disagreements(measured: Measured, edge: EdgeRun, most: int) -> Iterator[Disa
     some = replace(dataset, samples=tuple(dataset.samples[row] for row in rows))
     for row, sample, content in zip(rows, some.samples, some.contents(), strict=True):
         image = decode(content, msgspec.structs.replace(step, mode="RGB"), dataset.place_of(sample))
-        drawn = (ImageOps.contain(task.draw(image, run.outputs, row), (_SIDE, _SIDE)) for run in (edge.answers, full))
-        yield Disagreement(sample.file, bool(edge.accepted[row]), *drawn)
+        drawn = (task.draw(image, run.outputs, row) for run in (edge.answers, full))
+        scaled = (each.resize(size_within(each.size, _PICTURE)) for each in drawn)
+        yield Disagreement(sample.file, bool(edge.accepted[row]), *scaled)

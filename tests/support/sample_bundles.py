@@ -50,10 +50,12 @@ def colour_bundle(root: Path, *, size: int | str = 4, labels: tuple[str, ...] = 
     return write_manifest(root, [model(path, root, preprocess=steps, postprocess=(Softmax(),))], labels)
 
 
-def detector_bundle(root: Path, *post: PostStep, size: tuple[Any, Any] = (8, 16), **fields: Any) -> Bundle:
+def detector_bundle(
+    root: Path, *post: PostStep, size: tuple[Any, Any] = (8, 16), background: Any = msgspec.UNSET, **fields: Any
+) -> Bundle:
     """A bundle of a detector that always finds one dog, and is as sure of it as the image is bright."""
     path = one_box(root / "boxes.onnx", size=size)
-    steps = (Decode("BGR"), Resize(16, 8, letterbox="center"), Scale(), Layout("NCHW"))
+    steps = (Decode("BGR", background), Resize(16, 8, letterbox="center"), Scale(), Layout("NCHW"))
     variant = model(path, root, id="edge", preprocess=steps, postprocess=post or (BoxRows(), Suppress(0.3)))
     known: dict[str, Any] = {
         "task": Detection(("cat", "dog"), k=2),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image
 
 from firstline.workbench.decodings import DecodingDecision, Trials
 from firstline.workbench.recognition.reading import Reading
@@ -13,10 +13,10 @@ from firstline_core.errors import FirstlineError
 from firstline_core.processing.images import decode
 from firstline_core.processing.steps import Decode
 from firstline_core.storage.files import naming
-from firstline_core.tasks.drawing import COLOURS, write
+from firstline_core.tasks.drawing import COLOURS, size_within, write
 from firstline_core.types import Arrays, slice_rows
 
-_WIDTH, _MOST_HEIGHT = 640, 1280  # of a panel
+_PANEL = (640, 1280)  # largest width and height
 _COLUMNS = 2
 
 
@@ -49,17 +49,17 @@ def write_contact_sheet(file: Path, trials: Trials, reading: Reading, decision: 
     if encoded is None:
         return tuple(found)
     original = decode(encoded, Decode(), "the image")
-    picture = ImageOps.contain(original, (_WIDTH, _MOST_HEIGHT))
+    width, height = size_within(original.size, _PANEL)
     panels = []
     for number, (value, outputs) in enumerate(found.items(), 1):
-        drawn = trials.task.draw(original, slice_rows(outputs, row, row + 1), 0).resize(picture.size)
-        write(drawn, (0, drawn.height - 40), f"{number}: {choice.meaning(value)}", COLOURS[1])
+        drawn = trials.task.draw(original, slice_rows(outputs, row, row + 1), 0).resize((width, height))
+        write(drawn, (0, height - 40), f"{number}: {choice.meaning(value)}", COLOURS[1])
         panels.append(drawn)
     columns = min(_COLUMNS, len(panels))
     lines = -(-len(panels) // columns)
-    sheet = Image.new("RGB", (columns * picture.width, lines * picture.height), "white")
+    sheet = Image.new("RGB", (columns * width, lines * height), "white")
     for position, panel in enumerate(panels):
-        sheet.paste(panel, (position % columns * picture.width, position // columns * picture.height))
+        sheet.paste(panel, (position % columns * width, position // columns * height))
     with naming(f"The contact sheet {file}", "written"):
         file.parent.mkdir(parents=True, exist_ok=True)
         sheet.save(file)

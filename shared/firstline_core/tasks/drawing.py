@@ -1,4 +1,4 @@
-"""Text on pictures of answers."""
+"""Text on pictures of answers, and their size."""
 
 from __future__ import annotations
 
@@ -13,6 +13,12 @@ COLOURS = ("#4477aa", "#ee6677", "#228833", "#aa3377", "#66ccee", "#ccbb44", "#b
 
 
 _LEGIBLE_PIXELS = 128  # the longer side of a picture on which a label can be read
+
+
+def size_within(size: tuple[int, int], most: tuple[int, int]) -> tuple[int, int]:
+    """Returns the largest size of the same proportions within another one; each side has at least one pixel."""
+    factor = min(most[0] / size[0], most[1] / size[1])
+    return max(1, round(size[0] * factor)), max(1, round(size[1] * factor))
 
 
 def line_width(image: Image.Image) -> int:

@@ -1,10 +1,12 @@
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 from msgspec.structs import replace
+from PIL import Image
 from support.cli import in_one_line, run
 from support.images import by_name, encode
 from support.sample_bundles import NUMBERS, detector_bundle, number_bundle
@@ -15,6 +17,7 @@ from firstline.workbench import report
 from firstline.workbench.bundle import create_bundle
 from firstline.workbench.data.dataset import Dataset, open_dataset
 from firstline.workbench.evaluate import EventFigures, evaluate, figures, measure
+from firstline.workbench.pairing.report import draw_disagreements
 from firstline.workbench.report import write_report
 from firstline.workbench.report_data import disagreements, report_data
 from firstline.workbench.spec import BundleSpec, ModelSpec, PolicySpec
@@ -114,9 +117,9 @@ def test_single_tier_bundle_is_evaluated(tmp_path: Path) -> None:
     assert only_full.full.quality["accuracy"] > 0.9
 
 
-def _pets(folder: Path) -> tuple[Bundle, Dataset]:
+def _pets(folder: Path, background: Any = msgspec.UNSET) -> tuple[Bundle, Dataset]:
     """A detector that finds a dog, as sure as the image is bright; its edge model misses it in dim images."""
-    bundle = detector_bundle(folder / "bundle")
+    bundle = detector_bundle(folder / "bundle", background=background)
     (edge,) = bundle.manifest.edge
     choosy = msgspec.structs.replace(edge, postprocess=(BoxRows(), Suppress(0.7)))
     write_manifest(
@@ -153,6 +156,22 @@ def test_report_shows_where_detectors_disagree(tmp_path: Path) -> None:
     page = write_report(measured, figures(measured), tmp_path / "plots").read_text()
     assert "dim.png with the answer of the full model" in page and "1 of 2" in page
     assert "right answers" not in page  # there are no labels
+
+
+def test_report_shows_images_as_the_models_see_them(tmp_path: Path) -> None:
+    bundle, dataset = _pets(tmp_path, background=(128, 128, 128))
+    Image.new("RGBA", (16, 8)).save(tmp_path / "data" / "images" / "dim.png")  # transparent
+    measured = measure(bundle, dataset)
+    (picture,) = disagreements(measured, measured.edges[0], 6)
+    assert picture.edge.getpixel((0, 0)) == (128, 128, 128)
+
+
+def test_names_of_pictures_are_bounded(tmp_path: Path) -> None:
+    bundle, _ = _pets(tmp_path)
+    images = tmp_path / "data" / "images"
+    (images / "dim.png").rename(images / f"{'d' * 250}.png")
+    draw_disagreements(measure(bundle, open_dataset(tmp_path / "data")), tmp_path / "drawn")
+    assert [file.name for file in (tmp_path / "drawn").iterdir()] == [f"01-accepted-{'d' * 50}.png"]
 
 
 def test_report_of_graded_losses_speaks_of_means(tmp_path: Path) -> None:

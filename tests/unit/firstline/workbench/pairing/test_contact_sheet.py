@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import numpy as np
+import pytest
 from PIL import Image
 from support.images import encode
 from support.sample_models import average_colours
@@ -17,10 +18,11 @@ from firstline_core.tasks.classification import Classification
 from firstline_core.types import object_array
 
 
-def test_panels_of_a_high_image_are_bounded(tmp_path: Path) -> None:
+@pytest.mark.parametrize("width", [1, 2])
+def test_panels_of_a_high_image_are_bounded(tmp_path: Path, width: int) -> None:
     path = average_colours(tmp_path / "m.onnx", size=4)
     (reading, *_) = recognise(read_model_file(path), near=Surroundings("image", label_counts={3}))
-    rows = [{"image": object_array([encode(np.zeros((4000, 2, 3), np.uint8))])}]
+    rows = [{"image": object_array([encode(np.zeros((4000, width, 3), np.uint8))])}]
     trials = Trials(path, Classification(("red", "green", "blue")), rows, RuntimeOptions())
     decision = DecodingDecision(Choice("mode", ("RGB", "BGR")), "RGB", sure=False, why="")
     assert write_contact_sheet(tmp_path / "sheet.png", trials, reading, decision) == ("RGB", "BGR")
