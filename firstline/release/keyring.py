@@ -34,7 +34,7 @@ from tuf.api.metadata import Metadata, Root, Targets
 from firstline.release import roles
 from firstline_core.errors import ConfigError, UpdateError
 from firstline_core.fleet.registry import OnlineKey
-from firstline_core.storage.files import make_folder, naming, write_whole
+from firstline_core.storage.files import did_you_mean_file, make_folder, naming, write_whole
 
 _ROOTS = "*.root.json"
 _ROOT = re.compile(r"([1-9][0-9]{0,8})\.root\.json")
@@ -56,7 +56,7 @@ class Keyring:
         elsewhere: key files outside the folder.
 
     Raises:
-        ConfigError: one of those is not there, or does not have the name of a key.
+        ConfigError: one of those does not exist, or does not have the name of a key.
     """
 
     def __init__(self, folder: Path, passphrase: str = "", elsewhere: Sequence[Path] = ()) -> None:
@@ -66,6 +66,8 @@ class Keyring:
         self._passphrase = passphrase
         self._elsewhere = elsewhere
         for file in elsewhere:
+            if not file.exists():
+                raise ConfigError(f"{file} does not exist{did_you_mean_file(file)}")
             if _KEY.fullmatch(file.name) is None or not file.is_file():
                 raise ConfigError(f"{file} is not a key, such as root-3f9a2c1b.key; name the file as `keys init` did.")
 

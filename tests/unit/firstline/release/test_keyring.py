@@ -25,19 +25,22 @@ def test_keys_whose_creation_was_interrupted_are_created(tmp_path: Path, monkeyp
     def create() -> list[Path]:
         return keyring.init(OnlineKey(online.keyid, online.to_dict()), 1.7e9)
 
-    with monkeypatch.context() as full, pytest.raises(ConfigError):
-        full.setattr("firstline.release.keyring.write_key", Mock(side_effect=ConfigError("The disk is full.")))
-        create()
+    for step in ("write_key", "Keyring.keep_targets"):
+        with monkeypatch.context() as full, pytest.raises(ConfigError):
+            full.setattr(f"firstline.release.keyring.{step}", Mock(side_effect=ConfigError("The disk is full.")))
+            create()
     assert len(create()) == 4 and keyring.root().signed.version == keyring.targets().signed.version == 1
     with pytest.raises(ConfigError, match="has keys already"):
         create()
 
 
-@pytest.mark.parametrize("name", ["my.key", "root-0123abcd.key"])
-def test_a_named_file_that_is_no_key_is_refused(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "fault"), [("my.key", "is not a key"), ("root-0123abcd.key", "does not exist; check the path")]
+)
+def test_a_named_file_that_is_no_key_is_refused(tmp_path: Path, name: str, fault: str) -> None:
     """Otherwise it would not sign, without a word."""
     (tmp_path / "my.key").touch()
-    with pytest.raises(ConfigError, match=f"{name} is not a key"):
+    with pytest.raises(ConfigError, match=f"{name} {fault}"):
         Keyring(tmp_path, elsewhere=[tmp_path / name])
 
 
