@@ -452,12 +452,17 @@ def certify_field_promises(bundle: Bundle, audits: ScoreTable, terms: Terms) -> 
         With an `EventsResult`, as `certify_bundle`.
 
     Raises:
-        ConfigError: as for `certify_field`; or a promise about an event of which the audits kept nothing.
+        ConfigError: as for `certify_field`; or there is no promise about an event, or one of which the audits kept
+            nothing.
     """
     variant, certificate = _audited_variant(bundle.manifest, audits.certificates)
     promises = terms.events or {
         name: EventBound(promise.epsilon, promise.delta) for name, promise in certificate.events.items()
     }
+    if not promises:
+        raise ConfigError(
+            "The certificate under which the device audited promises nothing about events; name --epsilon and --delta."
+        )
     if unknown := [name for name in promises if name not in certificate.events]:
         audited = ", ".join(certificate.events) or "the agreement of all accepted answers alone"
         raise ConfigError(

@@ -23,11 +23,13 @@ from firstline.workbench.certify import (
     certify_bundle,
     certify_by,
     certify_classes,
+    certify_field_promises,
     certify_stream_bundle,
     policy_of,
 )
 from firstline.workbench.data.dataset import open_dataset, read_groups
 from firstline.workbench.evidence import Evidence
+from firstline.workbench.score_table import ScoreTable
 from firstline.workbench.selection import EdgeRows
 from firstline_core.bundle.manifest import Score, encode_manifest, parse_manifest, valid_certificate
 from firstline_core.bundle.store import open_bundle
@@ -253,6 +255,16 @@ def test_audits_certify_only_their_own_bundle(tmp_path: Path) -> None:
     assert "names none of this bundle's" in in_one_line(refused)
     assert "names none" in _run(*field, table=_table(1000), code=2).stderr
     assert "go with a bundle and --data" in _run(*field, "--loss", "harm", table=table, code=2).stderr
+
+
+def test_audits_without_promised_events_renew_no_event() -> None:
+    """A variant that promises agreement may be next to one that promises events."""
+    bundle, ones = open_bundle(_DIGITS / "bundle"), np.ones(10)
+    key = record_key(
+        "digits", str(bundle.manifest.version), valid_certificate(bundle.manifest, bundle.manifest.edge[0])
+    )
+    with pytest.raises(ConfigError, match="promises nothing about events; name --epsilon and --delta"):
+        certify_field_promises(bundle, ScoreTable(ones, 0 * ones, ones, {}, frozenset({key})), Terms(0, 0))
 
 
 def test_no_bundle_is_written_without_a_proof(tmp_path: Path) -> None:
