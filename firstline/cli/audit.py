@@ -50,7 +50,7 @@ def verify(
     Args:
         file: Verify this export with the head next to it instead.
         head: Head saved earlier; the log must contain it.
-        keep: Save the current head to this file, for the next verification.
+        keep: Save the current head of the gateway's log to this file, for the next verification.
         public_key: Public key of the gateway's log, which must have signed it.
     """
     saved = _read(head) if head is not None else None

@@ -113,18 +113,18 @@ def _local_status(keyring: Keyring) -> _Status:
     versions = {Root.type: root.version, Targets.type: targets.version}
     expiries_s = {Root.type: root.expires.timestamp(), Targets.type: targets.expires.timestamp()}
     files = {name: str(file) for name, file in keyring.files().items()}
-    warnings = [*expiry_warnings(expiries_s, time.time()).values()]
+    warnings = list(expiry_warnings(expiries_s, time.time()).values())
     if lacking := keyring.lacking():
         warnings.append(_missing_signatures(keyring))
     return _Status(
-        [
+        roles=[
             _Role(name, versions.get(name, 0), expiries_s.get(name, 0.0), role.threshold, role.keyids)
             for name, role in root.roles.items()
         ],
-        [_Key(name, key, files.get(short(key))) for name, role in root.roles.items() for key in role.keyids],
-        lacking,
-        None,
-        warnings,
+        keys=[_Key(name, key, files.get(short(key))) for name, role in root.roles.items() for key in role.keyids],
+        lacking=lacking,
+        published=None,
+        warnings=warnings,
     )
 
 
@@ -159,7 +159,7 @@ def rotate(
 
     Args:
         role: Role whose key is replaced.
-        key: Id of the key, as `keys get` shows it; default: the first.
+        key: Id of the root or targets key, as `keys get` shows it; default: the first.
     """
     keyring = keys.keyring()
     if role == "online":

@@ -78,7 +78,7 @@ def calibrate(
         dataset: rows that no model was trained on; labels matter only to the temperature, with `against` "labels".
         target_disagreement: mean loss of the accepted answers, in 0..1.
         against: the truth that the temperature is fitted to: the data's labels, or the full model's answers.
-        keep_temperature: keeps the bundle's temperature, as for independent labels.
+        keep_temperature: keeps the bundle's temperature; that of independent labels is always kept.
         progress: receives the number of processed samples and their total.
 
     Raises:
