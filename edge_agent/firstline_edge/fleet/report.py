@@ -306,7 +306,9 @@ class FleetCounts:
         from zero, as the gateway expects of a version that the latest report did not have.
         """
         loaded = {model.key: model for model in self.models.all}
-        latest_first, found, size_bytes = list(reversed(self._sums)), list[ModelCounts](), 0
+        latest_first = list(reversed(self._sums))
+        found: list[ModelCounts] = []
+        size_bytes = 0
         for key in sorted(latest_first, key=lambda key: key not in loaded):
             counts = self._counts_of(key, self._sums[key], loaded.get(key))
             size_bytes += len(msgspec.json.encode(counts))
