@@ -15,10 +15,11 @@ from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import closing
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import diskcache
 from diskcache.core import MODE_RAW
+from msgspec import Struct
 
 from firstline_core.clock import SYSTEM_CLOCK, Clock
 from firstline_core.errors import IntegrityError
@@ -70,7 +71,7 @@ class Encodable(Protocol):
 Value = bytes | Encodable
 
 
-class Entry(NamedTuple):
+class Entry(Struct, frozen=True):
     """A value, when it expires in wall time, and its memory while it waits to be written."""
 
     value: Value
@@ -108,7 +109,7 @@ class DiskCache:
         self._clock = clock
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="cache-writer")
         # What is to change on the disk, the latest first. None removes the entry of a key.
-        self._waiting: Changes = {}  # oldest first
+        self._waiting: dict[bytes, Entry] = {}  # oldest first
         self._waiting_bytes = 0
         self._stale: Changes = {}  # the disk may hold older values of these keys: newer ones were never written
         self._group: Changes = {}  # that is being written
@@ -150,14 +151,15 @@ class DiskCache:
             return
         if not self._waiting:
             self._due_s = min(self._due_s, self._clock.monotonic_s() + _GROUP_S)
-        self._drop_waiting(key)  # it is among the newest now
+        if (replaced := self._waiting.pop(key, None)) is not None:  # its key is among the newest now
+            self._waiting_bytes -= replaced.size_bytes
         self._waiting[key] = Entry(value, time.time() + self._ttl_s, size_bytes)
         self._waiting_bytes += size_bytes
         self._begin_if_due()
         while len(self._waiting) > _WAITING_LIMIT or self._waiting_bytes > _WAITING_BYTES:
             oldest = next(iter(self._waiting))
             self._mark_stale([oldest])
-            self._drop_waiting(oldest)
+            self._waiting_bytes -= self._waiting.pop(oldest).size_bytes
 
     def expire(self) -> None:
         """Writes what waits and removes expired entries, both in the background."""
@@ -180,16 +182,12 @@ class DiskCache:
         self._shut()
         self._thread.shutdown()
 
-    def _drop_waiting(self, key: bytes) -> None:
-        if (entry := self._waiting.pop(key, None)) is not None:
-            self._waiting_bytes -= entry.size_bytes
-
     def _begin_if_due(self) -> None:
         """Starts to write what waits if it is complete or has waited long enough, unless a group is being written."""
         complete = len(self._waiting) >= self._group_limit or self._waiting_bytes >= _GROUP_BYTES
         due = complete or self._clock.monotonic_s() >= self._due_s
         if due and self._cache is not None and self._writing is None:
-            self._group = self._stale | self._waiting
+            self._group = {**self._stale, **self._waiting}
             self._stale, self._waiting, self._waiting_bytes, self._due_s = {}, {}, 0, math.inf
             self._writing = self._thread.submit(self._write, self._cache, self._group)
 
