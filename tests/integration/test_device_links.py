@@ -168,6 +168,7 @@ async def test_doctor_checks_the_identity_without_disturbing_the_agent(gateway: 
         agent.state.publish_url(url)
         assert await asked(agent) == "cloud"
         (link,) = agent.links.mqtt
+        await until(lambda: link.connections)
         connections = link.connections
         findings = {one.subject: one for one in identity_findings(DeviceIdentity(agent.settings, SYSTEM_CLOCK))}
         assert findings["identity"].severity is Severity.OK
