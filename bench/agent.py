@@ -33,13 +33,13 @@ Times = dict[str, list[float]]
 @contextlib.asynccontextmanager
 async def agent(folder: Path, bundle: Path, **overrides: object) -> AsyncIterator[EdgeAgent]:
     """An agent with its defaults, audits and decision log included, and a link to a gateway that is down."""
-    known: dict[str, object] = {
+    defaults: dict[str, object] = {
         "agent.state_dir": str(folder),
         "agent.device_id": "bench",
         "models.directories": [str(bundle)],
         "links": [{"kind": "http", "url": "http://127.0.0.1:9"}],
     }
-    settings = load(None, environ={}, overrides=known | {key.replace("__", "."): v for key, v in overrides.items()})
+    settings = load(None, environ={}, overrides=defaults | {key.replace("__", "."): v for key, v in overrides.items()})
     async with EdgeAgent(settings) as running:
         yield running
 
@@ -59,16 +59,16 @@ async def measure(folder: Path, requests: int, repeat: int) -> Times:
     """One repeat: each of the three answers, in turn with the model alone."""
     bundle = write_bundle(S, folder / S.name, edge=True)
     model = session(bundle / "model.onnx")
-    fresh, known = rows(requests + _WARM_UP, 2 * repeat), rows(requests + _WARM_UP, 2 * repeat + 1)
+    fresh, cached = rows(requests + _WARM_UP, 2 * repeat), rows(requests + _WARM_UP, 2 * repeat + 1)
     times: Times = {name: [] for name in ("session.run", "confident", "memory hit", "disk hit", "making a request")}
     async with (
         agent(folder / f"state-{repeat}", bundle) as remembering,
         agent(folder / f"disk-{repeat}", bundle, cache__memory_limit_bytes=0) as forgetful,
     ):
-        for row in known:
+        for row in cached:
             await remembering.data_plane.infer(request_of(row))
             await forgetful.data_plane.infer(request_of(row))
-        for position, (new, old) in enumerate(zip(fresh, known, strict=True)):
+        for position, (new, old) in enumerate(zip(fresh, cached, strict=True)):
             if position == _WARM_UP:
                 for spent in times.values():
                     spent.clear()

@@ -33,12 +33,12 @@ def figures() -> Iterator[Figure]:
     for variant, model in zip(evaluation.variants, bundle.manifest.edge, strict=True):
         certificate, tiered = valid_certificate(bundle.manifest, model), variant.tiered
         assert certificate is not None and tiered is not None
-        name, right, kept = f"digits: {model.id} tiered", tiered.quality["accuracy"], tiered.edge_share
+        name, right, edge_share = f"digits: {model.id} tiered", tiered.quality["accuracy"], tiered.edge_share
         lost, epsilon = tiered.disagreement or 0.0, certificate.epsilon
         yield Figure(f"digits: {model.id} only: accuracy", variant.edge.quality["accuracy"], "share")
         aim = f">= {least:.4f}, half a point below full only"
         yield Figure(f"{name}: accuracy", right, "share", aim, right >= least)
-        yield Figure(f"{name}: answered at the edge", kept, "share", ">= 0.7", kept >= 0.7)
+        yield Figure(f"{name}: answered at the edge", edge_share, "share", ">= 0.7", edge_share >= 0.7)
         what, aim = f"{name}: edge answers that differ from the full model's", f"<= {epsilon:g}, as certified"
         yield Figure(what, lost, "share", aim, lost <= epsilon)
 

@@ -156,8 +156,8 @@ class Agent:
         services = UpdateServices(self._clock, self._clock.wall_s, self._rng)
         return Updater(self.store, Installer(self._line, services), serving)
 
-    def _answered(self, held: DeviceModel) -> RowCounts:
-        counted = self.habits.models.get(held.manifest.version)
+    def _answered(self, model: DeviceModel) -> RowCounts:
+        counted = self.habits.models.get(model.manifest.version)
         return RowCounts(counted.rows, counted.errors) if counted is not None else RowCounts()
 
     def live(self) -> None:
@@ -171,8 +171,8 @@ class Agent:
     @property
     def version(self) -> int:
         """Of the model that answers."""
-        held = self.models.find(BUNDLE)
-        return held.manifest.version if held is not None else 0
+        model = self.models.find(BUNDLE)
+        return model.manifest.version if model is not None else 0
 
     def expect_crash(self) -> None:
         """Schedules this process's crash at the running model's rate."""

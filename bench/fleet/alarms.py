@@ -121,10 +121,10 @@ async def _alarmed(seed: int, store: Store, database: Database) -> Alarmed:
     number = int(rng.choice([1, 2, 5, 20]))
     stages = [Stage(share, soak_s=HOUR_S * float(rng.choice([4, 8]))) for share in _STAGES[rng.integers(len(_STAGES))]]
     held_back = float(rng.choice([0.0, 0.05, 0.3]))
-    wanted = definition(*stages, rules=_RULES[rng.integers(len(_RULES))], held_back=held_back)
+    rollout = definition(*stages, rules=_RULES[rng.integers(len(_RULES))], held_back=held_back)
     fleet = _AuditedFleet(pretended_population(number, seed), database, rng, float(rng.uniform(0.25, 0.5)))
-    async with driven(store, fleet) as room:
-        ended = await room.run(wanted, _MOST_HOURS)
+    async with driven(store, fleet) as fleet_manager:
+        ended = await fleet_manager.run(rollout, _MOST_HOURS)
     with database.reading() as connection:
         pool = records.alarmed(connection, ModelKey(BUNDLE, NEW))
         entries = audit_log.page(connection, audit_log.EntryFilter(), 1000)

@@ -154,8 +154,8 @@ class Device:
             event_audits=looked.event_audits,
             event_losses=looked.event_losses,
         )
-        held = (self.models[self.version],) if self.version in self.models else ()
-        (self.models[self.version],) = added(Totals(held), None, Telemetry("", 0, 0.0, (counted,))).models
+        totals = (self.models[self.version],) if self.version in self.models else ()
+        (self.models[self.version],) = added(Totals(totals), None, Telemetry("", 0, 0.0, (counted,))).models
         self.unclean += int(rng.poisson((self.crashing + effect.crashes) * hours / 24))
         self.uptime_s += hours * HOUR_S
 

@@ -25,26 +25,26 @@ class PretendedDevice(Device):
         if not self.on:
             return
         self.known = desired
-        wanted = next((model for model in desired.models if model.name == BUNDLE), None)
-        if wanted is None:
+        target = next((model for model in desired.models if model.name == BUNDLE), None)
+        if target is None:
             return
-        if wanted.undone:
-            if self.version == wanted.version:
+        if target.undone:
+            if self.version == target.version:
                 self.version = self.previous
-            self._say(wanted, UpdateState.ROLLED_BACK, now_s)
-        elif self.update is None or (self.update.rollout, self.update.tries) != (wanted.rollout, wanted.attempt):
-            self._say(wanted, UpdateState.DOWNLOADING, now_s)
+            self._say(target, UpdateState.ROLLED_BACK, now_s)
+        elif self.update is None or (self.update.rollout, self.update.tries) != (target.rollout, target.attempt):
+            self._say(target, UpdateState.DOWNLOADING, now_s)
         elif self.update.state is UpdateState.DOWNLOADING:
             if self.rng.random() < self.effect.failing:
-                self._say(wanted, UpdateState.FAILED, now_s)
+                self._say(target, UpdateState.FAILED, now_s)
             else:
-                self.previous, self.version = self.version, wanted.version
-                self._say(wanted, UpdateState.COMMITTED, now_s)
+                self.previous, self.version = self.version, target.version
+                self._say(target, UpdateState.COMMITTED, now_s)
 
-    def _say(self, wanted: DesiredModel, state: UpdateState, now_s: float) -> None:
+    def _say(self, target: DesiredModel, state: UpdateState, now_s: float) -> None:
         reason = "integrity" if state is UpdateState.FAILED else ""
         self.update = Update(
-            BUNDLE, wanted.version, state, rollout=wanted.rollout, reason=reason, since_s=now_s, tries=wanted.attempt
+            BUNDLE, target.version, state, rollout=target.rollout, reason=reason, since_s=now_s, tries=target.attempt
         )
 
     def live(self, hours: float) -> None:

@@ -248,9 +248,9 @@ def _ended(name: str, ended: dict[str, Any]) -> Figure:
     right = ended["verified"].get(which, 0)
     stopped = ended["state"] == state and (good or ended["stage"] == 1)
     how = ended["state"].replace("_", " ") + ("" if good else f" in stage {ended['stage']} by '{ended['rule']}'")
-    told = f"simulated: {name}, {how}; on the {which} model, which verifies"
+    figure = f"simulated: {name}, {how}; on the {which} model, which verifies"
     aim = f"{ended['devices']:,}, {'completed' if good else 'in stage 1'}"
-    return Figure(told, right, "devices", aim, stopped and right == ended["devices"])
+    return Figure(figure, right, "devices", aim, stopped and right == ended["devices"])
 
 
 def _judged(what: str, count: int, rollouts: int, aim: float, compare: Callable[..., Figure] = at_most) -> Figure:

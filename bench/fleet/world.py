@@ -67,7 +67,7 @@ class World:
             if name in desired:
                 agent.hear(desired[name])
         await asyncio.sleep(hours * HOUR_S)
-        return [said for agent in self.agents.values() if (said := agent.said()) is not None]
+        return [message for agent in self.agents.values() if (message := agent.said()) is not None]
 
     def versions(self) -> Counter[int]:
         """Counts devices by the version that their disks hold and that verifies; 0 for the others.

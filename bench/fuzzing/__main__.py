@@ -28,9 +28,9 @@ def main() -> int:
     options = parser.parse_args()
     if options.again is not None:
         (target,) = (one for one in TARGETS if one.name == options.again[0])
-        given = campaign.made(target, options.seed, int(options.again[1]))
-        print(repr(given))
-        print(target.read(given))
+        value = campaign.made(target, options.seed, int(options.again[1]))
+        print(repr(value))
+        print(target.read(value))
         return 0
     figures = []
     for name, outcome in campaign.run(options.inputs, options.seed).items():

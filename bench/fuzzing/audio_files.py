@@ -62,17 +62,17 @@ def make_audio(random: Random) -> AudioFile:
     return AudioFile(content, random.choice(_STEPS))
 
 
-def read_audio(given: AudioFile) -> object:
+def read_audio(file: AudioFile) -> object:
     """Returns the samples of a clip, if it is accepted.
 
     Raises:
         RequestError: the clip is refused.
         AssertionError: the cost is over the limit, or not what was used.
     """
-    tensor = Tensor("audio", object_array([given.content]))
+    tensor = Tensor("audio", object_array([file.content]))
     before_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     try:
-        processing = AudioProcessing(given.steps, _LIMITS)
+        processing = AudioProcessing(file.steps, _LIMITS)
         costs = processing.check_and_measure(tensor)
         cost = DecodingCost((costs,))
         assert cost.memory_bytes <= _LIMITS.memory_bytes, "over the limit of memory"

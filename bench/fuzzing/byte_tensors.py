@@ -46,14 +46,14 @@ def make_bytes(random: Random) -> tuple[bytes, int | None]:
     return head + data, len(head)
 
 
-def read_bytes(given: tuple[bytes, int | None]) -> InferRequest:
+def read_bytes(message: tuple[bytes, int | None]) -> InferRequest:
     """Returns a request that is accepted.
 
     Raises:
         RequestError: it is refused.
         AssertionError: it is accepted against the limits or its own shape.
     """
-    body, header_length = given
+    body, header_length = message
     request = decode_request("digits", body, header_length, Origin(now_s=1.0, trust_request_id=True, limits=_LIMITS))
     stated = orjson.loads(body[:header_length])["inputs"]
     assert [list(tensor.shape) for tensor in request.inputs] == [each["shape"] for each in stated], "another shape"

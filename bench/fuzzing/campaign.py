@@ -48,10 +48,10 @@ def feed(target: Target, seed: int, numbers: range) -> Outcome:
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # a warning is something that was not foreseen, too
         for number in numbers:
-            given = made(target, seed, number)
+            value = made(target, seed, number)
             began_s = time.perf_counter()
             try:
-                target.read(given)
+                target.read(value)
             except target.may:
                 found.refused += 1
             except Exception as error:  # noqa: BLE001 (this is what is looked for)

@@ -123,9 +123,9 @@ RESPONSES = (
 def _bodies() -> list[Encoded]:
     requests = [encode_request(REQUESTS[0], binary=True), encode_request(REQUESTS[2], binary=True)]
     requests += [encode_request(REQUESTS[1], binary=binary) for binary in (True, False)]
-    asked = [InferRequest("digits", (), ID, binary_output=binary) for binary in (True, False)]
-    return requests + [encode_response(asked[0], response) for response in RESPONSES] + [
-        encode_response(asked[1], response) for response in (RESPONSES[0], RESPONSES[2])
+    binary_and_json = [InferRequest("digits", (), ID, binary_output=binary) for binary in (True, False)]
+    return requests + [encode_response(binary_and_json[0], response) for response in RESPONSES] + [
+        encode_response(binary_and_json[1], response) for response in (RESPONSES[0], RESPONSES[2])
     ]  # fmt: skip
 
 
@@ -137,11 +137,11 @@ def _message(request: InferRequest, *, raw: bool) -> bytes:
     made = message("ModelInferRequest")(model_name=request.model, model_version=request.version, id=request.id)
     write_parameters(made.parameters, {"request_id": ID, "priority": 1, "promised": True, "unknown": 0.5})
     for tensor in request.inputs:
-        given = made.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
+        tensor_message = made.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
         if raw:
             made.raw_input_contents.append(bytes(to_binary("Input", tensor)))
         elif (field := CONTENTS.get(tensor.datatype)) is not None:
-            getattr(given.contents, field).extend(tensor.array.reshape(-1).tolist())
+            getattr(tensor_message.contents, field).extend(tensor.array.reshape(-1).tolist())
     for output in request.outputs:
         made.outputs.add(name=output.name).parameters["classification"].int64_param = 3
     sent: bytes = made.SerializeToString()
@@ -207,11 +207,11 @@ def _certificates() -> list[bytes]:
         ec.derive_private_key(7, ec.SECP256R1()),
         x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "press-7")]),
     )
-    asked = x509.CertificateSigningRequestBuilder().subject_name(name)
+    request = x509.CertificateSigningRequestBuilder().subject_name(name)
     begins = datetime(2026, 1, 1, tzinfo=UTC)
     made = x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
     made = made.serial_number(5).not_valid_before(begins).not_valid_after(begins + timedelta(days=90))
-    return [one.sign(key, SHA256(), ecdsa_deterministic=True).public_bytes(Encoding.DER) for one in (asked, made)]
+    return [one.sign(key, SHA256(), ecdsa_deterministic=True).public_bytes(Encoding.DER) for one in (request, made)]
 
 
 CERTIFICATES = _certificates()

@@ -34,8 +34,8 @@ def make_answer(random: Random) -> tuple[InferRequest, bytes, int | None]:
     rows = random.randint(1, 3)
     request = InferRequest("m", (Tensor("x", np.zeros((rows, 1), np.float32)),), _IDS[0], id=_IDS[0])
     request = replace(request, full_model_digest=_DIGESTS[0], binary_output=random.random() < 0.8)
-    asked = request if random.random() < 0.6 else replace(request, request_id=_IDS[1], id=_IDS[1])
-    response = _genuine(random, asked, rows)
+    answered = request if random.random() < 0.6 else replace(request, request_id=_IDS[1], id=_IDS[1])
+    response = _genuine(random, answered, rows)
     for _ in range(random.choice((0, 1, 1, 2))):
         response = _altered(random, response)
     if any(not np.isfinite(tensor.array).all() for tensor in response.outputs):
@@ -47,14 +47,14 @@ def make_answer(random: Random) -> tuple[InferRequest, bytes, int | None]:
     return request, body, encoded.header_length
 
 
-def read_answer(given: tuple[InferRequest, bytes, int | None]) -> InferResponse:
+def read_answer(exchange: tuple[InferRequest, bytes, int | None]) -> InferResponse:
     """Returns an answer that the device accepts.
 
     Raises:
         ProtocolError: the device does not accept it.
         AssertionError: the device accepts it against the rules.
     """
-    request, body, header_length = given
+    request, body, header_length = exchange
     response = decode_response(body, header_length, _LIMITS)
     check_answer(request, response, _TASK.declared(rounded=False, cut=False))
     answer = response.answer

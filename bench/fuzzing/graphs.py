@@ -79,17 +79,17 @@ def graph_input(random: Random) -> GraphInput:
 
 
 @contextmanager
-def loaded_graph(given: GraphInput, *preprocess: PreStep) -> Iterator[tuple[Bundle, LoadedModel, Arrays]]:
+def loaded_graph(graph: GraphInput, *preprocess: PreStep) -> Iterator[tuple[Bundle, LoadedModel, Arrays]]:
     """Builds the graph and loads a bundle of it; yields both, and rows that differ in their magnitudes.
 
     Args:
-        given: the graph.
+        graph: its description.
         preprocess: steps before the model, which keep the width of a row.
     """
     with tempfile.TemporaryDirectory() as folder:
-        root, rng = Path(folder), np.random.default_rng(given.seed)
-        file = (_write_onnx if given.runtime == "onnx" else _write_tflite)(root, given.blocks, rng)
-        declared = model(file, root, preprocess=preprocess, batch=given.batch)
+        root, rng = Path(folder), np.random.default_rng(graph.seed)
+        file = (_write_onnx if graph.runtime == "onnx" else _write_tflite)(root, graph.blocks, rng)
+        declared = model(file, root, preprocess=preprocess, batch=graph.batch)
         spec = InputSpec("x", "FP32", (-1, WIDTH))
         bundle = write_manifest(root, [declared], [str(label) for label in range(WIDTH)], inputs=(spec,))
         rows = rng.standard_normal((_ROWS, WIDTH)) * np.resize([1.0, 0.1, 5.0], _ROWS)[:, None]
@@ -97,16 +97,16 @@ def loaded_graph(given: GraphInput, *preprocess: PreStep) -> Iterator[tuple[Bund
             yield bundle, loaded, {"x": rows.astype(np.float32)}
 
 
-def check_graph(given: GraphInput) -> RowCheck:
+def check_graph(graph: GraphInput) -> RowCheck:
     """Builds the graph and checks a bundle of it as every tier does.
 
     Raises:
         AssertionError: the check finds something else than was built in.
         InferenceError: the answer of a row depends on something else than the row.
     """
-    with loaded_graph(given) as (bundle, loaded, rows):
+    with loaded_graph(graph) as (bundle, loaded, rows):
         found = check_model_rows(bundle, loaded, rows)
-    assert found.depends_on == given.depends_on, f"{given} was found to depend on {found.depends_on}: {found}"
+    assert found.depends_on == graph.depends_on, f"{graph} was found to depend on {found.depends_on}: {found}"
     if found.depends_on != "nothing":
         raise InferenceError(found.sentence(loaded.model.id))
     return found
@@ -129,13 +129,13 @@ class _Onnx:
         self.weights: list[Any] = []
         self._names = 0
 
-    def add(self, kind: str, *given: str | NDArray[Any], outputs: int = 1, **attributes: Any) -> str:
+    def add(self, kind: str, *operands: str | NDArray[Any], outputs: int = 1, **attributes: Any) -> str:
         """Adds an operator, with arrays as weights, and returns the name of its first output."""
-        return self.add_all(kind, *given, outputs=outputs, **attributes)[0]
+        return self.add_all(kind, *operands, outputs=outputs, **attributes)[0]
 
-    def add_all(self, kind: str, *given: str | NDArray[Any], outputs: int, **attributes: Any) -> list[str]:
+    def add_all(self, kind: str, *operands: str | NDArray[Any], outputs: int, **attributes: Any) -> list[str]:
         """Adds an operator and returns the names of all its outputs."""
-        names = [one if isinstance(one, str) else self._weight(one) for one in given]
+        names = [one if isinstance(one, str) else self._weight(one) for one in operands]
         made = [self._name() for _ in range(outputs)]
         self.nodes.append(helper.make_node(kind, names, made, **attributes))
         return made
@@ -173,8 +173,8 @@ def _normalised(graph: _Onnx, value: str, *, training: int) -> str:
 
 def _dropped(graph: _Onnx, value: str, *, training: bool) -> str:
     """Uses the mask too: ONNX Runtime removes a dropout in training mode whose mask is unused."""
-    kept, mask = graph.add_all("Dropout", value, np.array(0.5, np.float32), np.array(training), outputs=2)
-    return graph.add("Add", kept, graph.add("Cast", mask, to=1))
+    output, mask = graph.add_all("Dropout", value, np.array(0.5, np.float32), np.array(training), outputs=2)
+    return graph.add("Add", output, graph.add("Cast", mask, to=1))
 
 
 def _noise(graph: _Onnx, value: str, factor: float) -> str:
@@ -273,12 +273,12 @@ class _TfLite:
         """Adds a weight and returns its index."""
         return self.tensor(content.shape, content)
 
-    def add(self, kind: str, given: list[int], *, options: str = "", made: int | None = None, **fields: object) -> int:
+    def add(self, kind: str, inputs: list[int], *, options: str = "", made: int | None = None, **fields: object) -> int:
         """Adds an operator and returns the index of its output, FP32 [1, WIDTH] unless `made` names one."""
         code = getattr(schema.BuiltinOperator, kind)
         made = self.tensor((1, WIDTH)) if made is None else made
         outputs = [made] if made >= 0 else []
-        operator = _object("Operator", opcodeIndex=len(self.model.operatorCodes), inputs=given, outputs=outputs)
+        operator = _object("Operator", opcodeIndex=len(self.model.operatorCodes), inputs=inputs, outputs=outputs)
         if options:
             operator.builtinOptionsType = getattr(schema.BuiltinOptions, options)
             operator.builtinOptions = _object(options, **fields)

@@ -44,15 +44,15 @@ def make_image(random: Random) -> ImageFile:
     return ImageFile(_png(random) if random.random() < 0.6 else _jpeg(random), step)
 
 
-def read_image(given: ImageFile) -> object:
+def read_image(file: ImageFile) -> object:
     """Returns the pixels of an image, if it is accepted.
 
     Raises:
         RequestError: the image is refused.
         AssertionError: the size or the cost is not what the header promised.
     """
-    tensor = Tensor("image", object_array([given.content]))
-    whole = ImageProcessing(given.step, (), _LIMITS)
+    tensor = Tensor("image", object_array([file.content]))
+    whole = ImageProcessing(file.step, (), _LIMITS)
     costs = whole.check_and_measure(tensor)
     cost = DecodingCost((costs,))
     assert cost.pixels <= _LIMITS.pixels, "over the limit of pixels"
@@ -60,7 +60,7 @@ def read_image(given: ImageFile) -> object:
     pixels = whole.run(tensor, costs)
     assert pixels.size <= cost.memory_bytes, f"{pixels.size} bytes, although it costs {cost.memory_bytes}"
     assert pixels.shape[1] * pixels.shape[2] == cost.pixels, f"{pixels.shape}, although it declares {cost.pixels}"
-    small = ImageProcessing(given.step, (CenterCrop(0.5), Resize(4, 4, letterbox="center")), _LIMITS).run(tensor)
+    small = ImageProcessing(file.step, (CenterCrop(0.5), Resize(4, 4, letterbox="center")), _LIMITS).run(tensor)
     assert small.shape == (1, 4, 4, pixels.shape[3]), f"{small.shape} after the steps"
     return small
 

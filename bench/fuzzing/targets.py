@@ -105,26 +105,26 @@ def _grpc(random: Random) -> Input:
         return damaged(random, sent, MESSAGES)
     found = message("ModelInferRequest").FromString(sent)
     for _ in range(random.randint(1, 2)):
-        given, place = random.choice(found.inputs), random.randrange(8)
+        tensor, place = random.choice(found.inputs), random.randrange(8)
         if place == 0:
-            given.shape.insert(random.randint(0, 2), _int64(random))
+            tensor.shape.insert(random.randint(0, 2), _int64(random))
         elif place == 1:
-            given.shape[random.randrange(len(given.shape))] = _int64(random)
+            tensor.shape[random.randrange(len(tensor.shape))] = _int64(random)
         elif place == 2:
-            given.datatype = random.choice(WORDS)
+            tensor.datatype = random.choice(WORDS)
         elif place == 3:
-            given.name = random.choice(WORDS)
+            tensor.name = random.choice(WORDS)
         elif place == 4 and found.raw_input_contents:
             at = random.randrange(len(found.raw_input_contents))
             found.raw_input_contents[at] = damaged(random, found.raw_input_contents[at], MESSAGES)
         elif place == 5:
             name = random.choice(("timeout", "priority", "route", "privacy", "request_id", "shared_memory_region"))
-            parameter = random.choice((found.parameters, given.parameters))[name]
+            parameter = random.choice((found.parameters, tensor.parameters))[name]
             parameter.string_param = random.choice(WORDS)
             if random.random() < 0.5:
                 parameter.int64_param = _int64(random)
         elif place == 6:
-            given.contents.int64_contents.append(_int64(random))
+            tensor.contents.int64_contents.append(_int64(random))
         else:
             found.outputs.add(name=random.choice(WORDS)).parameters["classification"].int64_param = _int64(random)
     changed: bytes = found.SerializeToString()
@@ -145,8 +145,8 @@ def _read_grpc(sent: Input) -> object:
 def _message(random: Random) -> Input:
     publication: Publication = random.choice(PUBLICATIONS)
     properties = dict(publication.properties)
-    said = properties.get(mqtt_messages.HEADER_LENGTH)
-    body, length = publication.payload, None if said is None else int(said)
+    header_length = properties.get(mqtt_messages.HEADER_LENGTH)
+    body, length = publication.payload, None if header_length is None else int(header_length)
     if random.random() < 0.6:
         body, length = _body(random, Encoded(body, length))
     if random.random() < 0.8 and length is not None:

@@ -196,8 +196,8 @@ def _profiled(pair: Pair, bundle: Bundle, threads: int) -> list[Point]:
     assert full is not None
     with TemporaryDirectory() as folder:
         ids = (pair.variant, full.id)
-        wanted = ProfileOptions(threads=(threads,), batches=(1,), variants=ids, total_s=_PROFILE_S, alone=True)
-        profile = measure_profile(bundle, Path(folder) / "profile.json", wanted)
+        options = ProfileOptions(threads=(threads,), batches=(1,), variants=ids, total_s=_PROFILE_S, alone=True)
+        profile = measure_profile(bundle, Path(folder) / "profile.json", options)
     by_variant = {point.key.variant: point for point in profile.points}
     return [by_variant[id_] for id_ in ids]
 

@@ -169,8 +169,8 @@ class Plan:
 
 
 def main() -> None:
-    asked: dict[str, Any] = json.load(sys.stdin)
-    plan = Plan(asked["host"], asked["port"], [Stream(**stream) for stream in asked["streams"]], asked["seed"])
+    order: dict[str, Any] = json.load(sys.stdin)
+    plan = Plan(order["host"], order["port"], [Stream(**stream) for stream in order["streams"]], order["seed"])
     uvloop.run(plan.run())
     used = resource.getrusage(resource.RUSAGE_SELF)
     cpu_s = used.ru_utime + used.ru_stime

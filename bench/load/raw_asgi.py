@@ -50,11 +50,11 @@ class RawAsgi:
             body = b"".join(parts)
         json_bytes = next((int(value) for name, value in scope["headers"] if name == _LENGTH), None)
         if json_bytes is None:
-            asked = orjson.loads(body)["inputs"][0]
-            rows = np.array(asked["data"], np.float32).reshape(asked["shape"])
+            tensor = orjson.loads(body)["inputs"][0]
+            rows = np.array(tensor["data"], np.float32).reshape(tensor["shape"])
         else:
-            asked = orjson.loads(body[:json_bytes])["inputs"][0]
-            rows = np.frombuffer(body, np.float32, offset=json_bytes).reshape(asked["shape"])
+            tensor = orjson.loads(body[:json_bytes])["inputs"][0]
+            rows = np.frombuffer(body, np.float32, offset=json_bytes).reshape(tensor["shape"])
         output = await self._run(rows)
         entry: dict[str, Any] = {"name": self._outputs[0], "datatype": "FP32", "shape": output.shape}
         if json_bytes is None:
@@ -83,13 +83,13 @@ def main() -> None:
     parser.add_argument("model", type=Path, help="an ONNX file")
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--threads", type=int, default=0, help="0: on the event loop")
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     # By its protocol asyncio knows a TCP socket, and sets TCP_NODELAY on what it accepts.
     bound = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    bound.bind(("127.0.0.1", asked.port))
+    bound.bind(("127.0.0.1", arguments.port))
     config = uvicorn.Config(
-        RawAsgi(asked.model, asked.threads),
+        RawAsgi(arguments.model, arguments.threads),
         loop="uvloop",
         http="httptools",
         ws="none",

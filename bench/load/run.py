@@ -68,13 +68,13 @@ def put_under(running: Server, streams: Sequence[Stream], core: Cores, seed: int
     watching = threading.Thread(target=watch)
     watching.start()
     try:
-        told, _ = generator.communicate(json.dumps(plan))
+        output, _ = generator.communicate(json.dumps(plan))
     finally:
         ended.set()
         watching.join()
         generator.kill()  # where it was not waited for
     seconds, gateway_cpu_s = time.monotonic() - started_s, running.cpu_s() - cpu_s
-    found = json.loads(told)
+    found = json.loads(output)
     return Measured(
         [Record(*record) for record in found["records"]],
         found["start_s"],

@@ -123,10 +123,10 @@ def watch(pool: Pool, shifted: Mapping[str, Pool], streams: int) -> list[Watch]:
             if threshold is not None
         }
         for name, threshold in thresholds.items():
-            kept, risk = truth.at(threshold)
+            edge_share, risk = truth.at(threshold)
             test, stream = Tests(epsilon, streams), constant(random, streams)
             late, _ = delays(test, DELTA, stream, (risk, 0), (risk, FALSE_ALARM_AUDITS))
-            found.append(Watch(pool.name, "", epsilon, name, 0, risk, risk, kept, late, 0))
+            found.append(Watch(pool.name, "", epsilon, name, 0, risk, risk, edge_share, late, 0))
         shifts: dict[str, Callable[[float], Pool]] = {
             "labels": lambda threshold: relabelled(pool, scores >= threshold, losses, 2 * epsilon),  # noqa: B023
             **{name: partial(_same, other) for name, other in shifted.items()},
@@ -137,11 +137,13 @@ def watch(pool: Pool, shifted: Mapping[str, Pool], streams: int) -> list[Watch]:
             name = next(broken, next(iter(at), ""))
             if not name or not at[name][0]:
                 continue
-            (kept, after), risk = at[name], truth.at(thresholds[name])[1]
+            (edge_share, after), risk = at[name], truth.at(thresholds[name])[1]
             for quiet in QUIET:
                 test, stream = Tests(epsilon, streams), constant(random, streams)
                 late, early = delays(test, DELTA, stream, (risk, quiet), (after, within(epsilon)))
-                found.append(Watch(pool.name, shift, epsilon, name, quiet, risk, after, kept, late, int(early.sum())))
+                found.append(
+                    Watch(pool.name, shift, epsilon, name, quiet, risk, after, edge_share, late, int(early.sum()))
+                )
     return found
 
 

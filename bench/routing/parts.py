@@ -31,4 +31,4 @@ def run(jobs: Sequence[Job], processes: int) -> list[Record]:
             found[futures[future]] = list(future.result())
             seconds, name = time.monotonic() - began_s, jobs[futures[future]].name
             print(f"[{seconds:5.0f} s] {done}/{len(jobs)} {name}", file=sys.stderr, flush=True)
-    return [record for given in found for record in given]
+    return [record for records in found for record in records]

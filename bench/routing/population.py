@@ -30,8 +30,10 @@ class Population:
         """Returns the population of rows, each with its weight; without weights all count alike."""
         weights = np.ones(len(scores)) if weights is None else weights
         values, codes = np.unique(-scores.astype(np.float64), return_inverse=True)
-        kept = np.cumsum(np.bincount(codes, weights=weights))
-        return cls(-values, kept / weights.sum(), np.cumsum(np.bincount(codes, weights=losses * weights)) / kept)
+        cumulative = np.cumsum(np.bincount(codes, weights=weights))
+        return cls(
+            -values, cumulative / weights.sum(), np.cumsum(np.bincount(codes, weights=losses * weights)) / cumulative
+        )
 
     def at(self, threshold: float) -> tuple[float, float]:
         """True share kept and true risk."""

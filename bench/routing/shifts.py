@@ -40,21 +40,21 @@ CHANGES: dict[str, dict[str, tuple[str, Change]]] = {
 """By recipe and shift: the name of the change, with its strength, and the change."""
 
 
-def relabelled(pool: Pool, kept: NDArray[np.bool_], losses: NDArray[np.bool_], risk: float) -> Pool:
+def relabelled(pool: Pool, accepted: NDArray[np.bool_], losses: NDArray[np.bool_], risk: float) -> Pool:
     """Returns the images of the worst groups of classes: as many groups as still cause this risk of edge answers.
 
     Args:
         pool: as certified.
-        kept: which of its answers are accepted at the edge.
+        accepted: which of its answers are accepted at the edge.
         losses: of its answers.
         risk: to be reached.
     """
     group = pool.labels * _GROUPS // (int(pool.labels.max()) + 1)
-    of_group = [kept & (group == one) for one in range(_GROUPS)]
+    of_group = [accepted & (group == one) for one in range(_GROUPS)]
     risks = np.array([losses[rows].mean() if rows.any() else 0.0 for rows in of_group])
     worst_first = np.argsort(-risks, kind="stable")
     taken = 1
-    while taken < _GROUPS and losses[kept & np.isin(group, worst_first[: taken + 1])].mean() >= risk:
+    while taken < _GROUPS and losses[accepted & np.isin(group, worst_first[: taken + 1])].mean() >= risk:
         taken += 1
     return pool.take(np.flatnonzero(np.isin(group, worst_first[:taken])))
 

@@ -22,16 +22,16 @@ class Body(NamedTuple):
     content: bytes
 
 
-def v2_binary(given: Row) -> Body:
+def v2_binary(row: Row) -> Body:
     """V2 with the binary tensor extension, both ways."""
     head = json.dumps(
         {
             "inputs": [
                 {
                     "name": INPUT,
-                    "shape": list(given.shape),
+                    "shape": list(row.shape),
                     "datatype": "FP32",
-                    "parameters": {"binary_data_size": given.nbytes},
+                    "parameters": {"binary_data_size": row.nbytes},
                 }
             ],
             "outputs": [{"name": OUTPUT, "parameters": {"binary_data": True}}],
@@ -39,16 +39,16 @@ def v2_binary(given: Row) -> Body:
         separators=(",", ":"),
     ).encode()
     headers = {"Content-Type": "application/octet-stream", "Inference-Header-Content-Length": str(len(head))}
-    return Body(headers, head + given.tobytes())
+    return Body(headers, head + row.tobytes())
 
 
-def v2_json(given: Row) -> Body:
+def v2_json(row: Row) -> Body:
     """V2 as everybody speaks it, with the shortest decimals: `0.123`, not what FP32 makes of it in FP64."""
     tensor = {
         "name": INPUT,
-        "shape": list(given.shape),
+        "shape": list(row.shape),
         "datatype": "FP32",
-        "data": given.ravel().astype(np.float64).round(3).tolist(),
+        "data": row.ravel().astype(np.float64).round(3).tolist(),
     }
     return Body({"Content-Type": "application/json"}, json.dumps({"inputs": [tensor]}, separators=(",", ":")).encode())
 
@@ -56,8 +56,8 @@ def v2_json(given: Row) -> Body:
 def v2_answer(headers: dict[str, str], content: bytes) -> Row:
     """The answer's output, whichever form it came in; `headers` by lowered names."""
     length = int(headers.get("inference-header-content-length", len(content)))
-    said = json.loads(content[:length])
-    (output,) = (output for output in said["outputs"] if output["name"] == OUTPUT)
+    answer = json.loads(content[:length])
+    (output,) = (output for output in answer["outputs"] if output["name"] == OUTPUT)
     shape = output["shape"]
     if "data" in output:
         return np.array(output["data"], np.float32).reshape(shape)

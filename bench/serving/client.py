@@ -73,12 +73,12 @@ def checked(port: int, ask: Ask, headers: dict[str, str], right: Row) -> bool:
     Raises:
         WrongAnswerError: it does, and not with what the model says.
     """
-    status, told, content = post(port, ask.path, ask.body.headers | headers, ask.body.content)
+    status, headers_received, content = post(port, ask.path, ask.body.headers | headers, ask.body.content)
     if status != 200:
         if status in (404, 425, 429, 500, 502, 503):  # it still starts
             return False
         raise WrongAnswerError(f"answered {status}: {content[:300]!r}")
-    found = bodies.v2_answer(told, content)
+    found = bodies.v2_answer(headers_received, content)
     if found.shape != right.shape or not np.allclose(found, right, atol=_TOLERANCE):
         raise WrongAnswerError(f"answered {found.ravel()[:4]}, not {right.ravel()[:4]}")
     return True

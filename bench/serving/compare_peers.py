@@ -38,8 +38,8 @@ def _turns(models: Models) -> list[Turn]:
     on, client, _ = cores()
 
     def other(one: peer.Peer) -> Turn:
-        asked = [question for question in QUESTIONS if question.form in one.forms]
-        return Turn(one.name, partial(peer.running, one, models.folder, models.right[S.name], S, on), asked, client)
+        questions = [question for question in QUESTIONS if question.form in one.forms]
+        return Turn(one.name, partial(peer.running, one, models.folder, models.right[S.name], S, on), questions, client)
 
     return [
         Turn(GATEWAY, partial(models.gateway, S, on), QUESTIONS, client),

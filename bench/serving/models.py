@@ -59,17 +59,17 @@ def write_bundle(kind: Kind, folder: Path, *, edge: bool = False) -> Path:
     """A bundle with this full model, named as its folder is; with `edge` it is the edge model too, and always sure."""
     path = write_onnx(kind, folder / "model.onnx")
     labels = [f"class {n}" for n in range(kind.classes)]
-    known: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "name": folder.name,
         "inputs": (InputSpec(INPUT, "FP32", (-1, *kind.row)),),
         "full": model(path, folder, id="full"),
     }
     variants = [model(path, folder, id="edge")] if edge else []
-    manifest = write_manifest(folder, variants, labels, **known).manifest
+    manifest = write_manifest(folder, variants, labels, **fields).manifest
     if edge:
         bins = Histogram(tuple(n / _BINS for n in range(1, _BINS)), (1 / _BINS,) * _BINS)
         certified = with_certificate(variants[0], manifest, threshold=0.0, histogram=bins)
-        write_manifest(folder, [certified], labels, **known)
+        write_manifest(folder, [certified], labels, **fields)
     return folder
 
 
@@ -90,8 +90,8 @@ def _medium() -> tuple[list[NodeProto], dict[str, Any]]:
     for n, (before, after, stride) in enumerate(_MEDIUM_CHANNELS):
         weights[f"weights_{n}"] = _random((after, before, 3, 3), (2 / (9 * before)) ** 0.5, n)
         weights[f"bias_{n}"] = np.zeros(after, np.float32)
-        given = [last, f"weights_{n}", f"bias_{n}"]
-        nodes.append(helper.make_node("Conv", given, [f"layer_{n}"], strides=[stride, stride], pads=[1, 1, 1, 1]))
+        inputs = [last, f"weights_{n}", f"bias_{n}"]
+        nodes.append(helper.make_node("Conv", inputs, [f"layer_{n}"], strides=[stride, stride], pads=[1, 1, 1, 1]))
         nodes.append(helper.make_node("Relu", [f"layer_{n}"], [f"relu_{n}"]))
         last = f"relu_{n}"
     channels = _MEDIUM_CHANNELS[-1][1]

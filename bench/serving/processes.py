@@ -94,12 +94,12 @@ def started(
     mark = uuid.uuid4().hex
     environ = (dict(os.environ) if environ is None else environ) | {_MARK: mark}
     began_s = time.monotonic()
-    with log.open("ab") as told:
+    with log.open("ab") as stream:
         process = subprocess.Popen(
             ["taskset", "--cpu-list", ",".join(map(str, sorted(on))), *map(str, command)],
             stdin=subprocess.DEVNULL,
-            stdout=told,
-            stderr=told,
+            stdout=stream,
+            stderr=stream,
             env=environ,
             cwd=cwd,
             start_new_session=True,
@@ -167,11 +167,11 @@ def end(process: subprocess.Popen[bytes], mark: str) -> None:
 
 def marked(mark: str) -> list[int]:
     """Every process that inherited the mark, in whichever session it is now."""
-    wanted, found = f"{_MARK}={mark}".encode(), []
+    variable, found = f"{_MARK}={mark}".encode(), []
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
             with contextlib.suppress(OSError):
-                if wanted in (folder / "environ").read_bytes().split(b"\0"):
+                if variable in (folder / "environ").read_bytes().split(b"\0"):
                     found.append(int(folder.name))
     return found
 

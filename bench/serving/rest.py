@@ -62,9 +62,9 @@ def figures(samples: Sequence[Sample]) -> list[Figure]:
         plain("REST JSON, S, 32 in flight: processor time / raw ASGI's", times(S_JSON, name="cpu_us")),
         plain("REST JSON, M, 8 in flight, two cores: rate / the binary form's on raw ASGI", json_of_binary),
     ]
-    asked = [*((question.name, 0, 1) for question in SMALL), *((question.name + TWO, 1, 0) for question in MEDIUM)]
+    columns = [*((question.name, 0, 1) for question in SMALL), *((question.name + TWO, 1, 0) for question in MEDIUM)]
     for who in (GATEWAY, RAW):
-        for what, rate_digits, cpu_digits in asked:
+        for what, rate_digits, cpu_digits in columns:
             rows += [
                 plain(f"{who}, {what}", median(samples, who, what, "rate_per_s"), "/s", rate_digits),
                 plain(f"{who}, {what}: processor time", median(samples, who, what, "cpu_us"), "us", cpu_digits),

@@ -31,25 +31,25 @@ def filled(text: str) -> str:
     return page.filled(text, book.measured)
 
 
-def rates(said: Mapping[str, Any]) -> str:
+def rates(results: Mapping[str, Any]) -> str:
     """Requests a second, medians over the rounds: a row for everybody, a column for every question."""
-    samples = [Sample(**one) for one in said.get("samples", ())]
+    samples = [Sample(**one) for one in results.get("samples", ())]
     whats = list(dict.fromkeys(one.what for one in samples if "rate_per_s" in one.values))
     if not whats:
         return ""
     lines = [f"| requests a second | {' | '.join(whats)} |", "|---" * (len(whats) + 1) + "|"]
     for who in dict.fromkeys(one.who for one in samples):
         cells = [median(samples, who, what, "rate_per_s") for what in whats]
-        told = ["" if cell is None else f"{cell:,.0f}" if cell >= 100 else f"{cell:.1f}" for cell in cells]
-        lines.append(f"| {who} | {' | '.join(told)} |".replace("  |", " |").replace("|  |", "| |"))
-    for who, why in said.get("not measured", {}).items():
+        texts = ["" if cell is None else f"{cell:,.0f}" if cell >= 100 else f"{cell:.1f}" for cell in cells]
+        lines.append(f"| {who} | {' | '.join(texts)} |".replace("  |", " |").replace("|  |", "| |"))
+    for who, why in results.get("not measured", {}).items():
         lines += ["", f"{who} could not be measured: {reason(why)}"]
     return "\n".join([*lines, ""])
 
 
-def machine(said: Mapping[str, Any], part: str | None) -> str:
+def machine(results: Mapping[str, Any], part: str | None) -> str:
     """The machine in a sentence."""
-    found = said.get(part, {}) if part else said
+    found = results.get(part, {}) if part else results
     if not found:
         return ""
     packages = found["packages"]
@@ -64,6 +64,6 @@ def machine(said: Mapping[str, Any], part: str | None) -> str:
 
 def reason(why: str) -> str:
     """What a server that could not be measured did, and the last that it said."""
-    did, _, said = why.partition(": ")
-    last = next((line.strip() for line in reversed(said.split(" | ")) if line.strip()), "")
+    did, _, output = why.partition(": ")
+    last = next((line.strip() for line in reversed(output.split(" | ")) if line.strip()), "")
     return f"{did}: {last[:200]}" if last else did

@@ -68,19 +68,19 @@ def load(server: Server, script: Path, *, in_flight: int, seconds: int, on: Core
     )
     prefer(client.pid)
     try:
-        told, _ = client.communicate()
+        output, _ = client.communicate()
     finally:
         with contextlib.suppress(ProcessLookupError):
             client.kill()
     if client.returncode:
-        raise subprocess.CalledProcessError(client.returncode, command, told)
-    said = json.loads(told.strip().splitlines()[-1])
+        raise subprocess.CalledProcessError(client.returncode, command, output)
+    summary = json.loads(output.strip().splitlines()[-1])
     return Load(
-        requests=said["requests"],
-        seconds=said["microseconds"] / 1e6,
-        bad=said["bad_status"] + said["broken"] + said["late"],
-        p50_us=said["p50_us"],
-        p99_us=said["p99_us"],
+        requests=summary["requests"],
+        seconds=summary["microseconds"] / 1e6,
+        bad=summary["bad_status"] + summary["broken"] + summary["late"],
+        p50_us=summary["p50_us"],
+        p99_us=summary["p99_us"],
         server_cpu_s=server.cpu_s() - before_s,
         client_cpu_s=_children_cpu_s() - used,
     )
@@ -94,12 +94,12 @@ def _children_cpu_s() -> float:
 def raise_descriptors() -> None:
     """256 connections need more than some shells allow; servers inherit it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = min(hard, 65_536) if hard != resource.RLIM_INFINITY else 65_536
-    if soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    limit = min(hard, 65_536) if hard != resource.RLIM_INFINITY else 65_536
+    if soft < limit:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
 def version() -> str:
     """As it says."""
-    told = subprocess.run(["wrk", "--version"], capture_output=True, text=True, check=False)  # it exits with 1
-    return (told.stdout + told.stderr).splitlines()[0]
+    completed = subprocess.run(["wrk", "--version"], capture_output=True, text=True, check=False)  # it exits with 1
+    return (completed.stdout + completed.stderr).splitlines()[0]

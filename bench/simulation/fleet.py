@@ -168,12 +168,12 @@ async def come_back(fleet: Fleet, clock: Clock, seed: int = 0) -> Seen:
         await clock.sleep(fleet.away_s)
         gateway.up = True
         seen.back_s = clock.monotonic_s()
-        owed = [set(outbox.open) for outbox in outboxes]
-        while any(owed) and clock.monotonic_s() < seen.back_s + 3600:
+        promised = [set(outbox.open) for outbox in outboxes]
+        while any(promised) and clock.monotonic_s() < seen.back_s + 3600:
             await clock.sleep(0.25)
-            owed = [ids & outbox.open for ids, outbox in zip(owed, outboxes, strict=True)]
+            promised = [ids & outbox.open for ids, outbox in zip(promised, outboxes, strict=True)]
         seen.drained_s = clock.monotonic_s()
-        seen.unkept = sum(map(len, owed))
+        seen.unkept = sum(map(len, promised))
         await clock.sleep(10.0)
     finally:
         for device in devices:

@@ -26,29 +26,29 @@ def artefact(path: Path, root: Path) -> Artefact:
 def model(path: Path, root: Path, *, preprocess: tuple[PreStep, ...] = (), tensor: str = "", **fields: Any) -> Model:
     """A model with one input, or with given `inputs`; `write_manifest` names the bundle's only input for it."""
     runtime = "tflite" if path.suffix == ".tflite" else "onnx"
-    known: dict[str, Any] = {
+    defaults: dict[str, Any] = {
         "id": path.stem,
         "artefact": artefact(path, root),
         "runtime": runtime,
         "precision": "fp32",
         "inputs": (ModelInput("image", tensor, preprocess),),
     }
-    return Model(**known | fields)
+    return Model(**defaults | fields)
 
 
 def write_manifest(root: Path, edge: Sequence[Model], labels: Sequence[str], **fields: Any) -> Bundle:
-    known: dict[str, Any] = {
+    defaults: dict[str, Any] = {
         "name": "small",
         "version": 1,
         "task": fields.get("task") or Classification(tuple(labels)),
         "inputs": (InputSpec("image", "BYTES", (-1,), "image"),),
         "edge": tuple(edge),
     }
-    known |= fields
-    known["edge"] = tuple(fed_by(variant, known["inputs"]) for variant in known["edge"])
-    if known.get("full") is not None:
-        known["full"] = fed_by(known["full"], known["inputs"])
-    manifest = Manifest(**known)
+    defaults |= fields
+    defaults["edge"] = tuple(fed_by(variant, defaults["inputs"]) for variant in defaults["edge"])
+    if defaults.get("full") is not None:
+        defaults["full"] = fed_by(defaults["full"], defaults["inputs"])
+    manifest = Manifest(**defaults)
     (root / MANIFEST_NAME).write_bytes(encode_manifest(manifest))
     return open_bundle(root)
 
@@ -63,7 +63,7 @@ def fed_by(variant: Model, inputs: Sequence[InputSpec]) -> Model:
 def with_certificate(variant: Model, manifest: Manifest, threshold: float = 0.9, **fields: Any) -> Model:
     """The variant with a certificate for the manifest's full model and score."""
     variant = fed_by(variant, manifest.inputs)
-    known: dict[str, Any] = {
+    defaults: dict[str, Any] = {
         "contract": "disagreement",
         "epsilon": 0.05,
         "delta": 0.1,
@@ -77,5 +77,5 @@ def with_certificate(variant: Model, manifest: Manifest, threshold: float = 0.9,
         "audit_epsilon": 0.05,
     }
     if fields.get("by") or fields.get("events"):
-        known["labels_digest"] = manifest.labels_digest
-    return msgspec.structs.replace(variant, certificate=Certificate(**known | fields))
+        defaults["labels_digest"] = manifest.labels_digest
+    return msgspec.structs.replace(variant, certificate=Certificate(**defaults | fields))

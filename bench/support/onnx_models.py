@@ -37,12 +37,12 @@ def float_graph(
     **constants: NDArray[Any],
 ) -> Path:
     """Inputs and outputs are FP32 tensors of these shapes; the nodes read the constants by name."""
-    taken, given = (
+    input_infos, output_infos = (
         [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in of.items()]
         for of in (inputs, outputs)
     )
     weights = [numpy_helper.from_array(array, name) for name, array in constants.items()]
-    return write_graph(path, nodes, taken, given, weights, opset=opset)
+    return write_graph(path, nodes, input_infos, output_infos, weights, opset=opset)
 
 
 def linear(

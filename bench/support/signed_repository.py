@@ -95,9 +95,9 @@ class SignedRepository:
 
     def replace_key(self, role: str, old: CryptoSigner | None = None) -> CryptoSigner:
         """Puts a new key in an old one's place (the first, where none is named), in the root to be published."""
-        gone = old or self.signers[role][0]
+        replaced = old or self.signers[role][0]
         new = CryptoSigner.generate_ed25519()
-        self.root.revoke_key(gone.public_key.keyid, role)
+        self.root.revoke_key(replaced.public_key.keyid, role)
         self.root.add_key(new.public_key, role)
-        self.signers[role] = [signer for signer in self.signers[role] if signer is not gone] + [new]
+        self.signers[role] = [signer for signer in self.signers[role] if signer is not replaced] + [new]
         return new

@@ -45,8 +45,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=DATA, help="folder with the pairs (default: %(default)s)")
     parser.add_argument("--only", action="append", choices=PARTS, help="measures this part; the others keep theirs")
-    given = parser.parse_args()
-    return measure("tasks", {name: partial(_measured, name, given.data) for name in PARTS}, given.only or PARTS)
+    arguments = parser.parse_args()
+    return measure("tasks", {name: partial(_measured, name, arguments.data) for name in PARTS}, arguments.only or PARTS)
 
 
 def _measured(name: str, folder: Path) -> tuple[list[Figure], None]:

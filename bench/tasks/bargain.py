@@ -95,10 +95,10 @@ def _bargain(trials: Trials, labels: int) -> tuple[NDArray[np.bool_], NDArray[np
         labels: of BARGAIN_P; 0 for BARGAIN_A.
     """
     with TemporaryDirectory() as folder:
-        given, found = Path(folder) / "given.npz", Path(folder) / "found.npz"
-        np.savez(given, scores=trials.scores, right=~trials.differs)
+        table, found = Path(folder) / "given.npz", Path(folder) / "found.npz"
+        np.savez(table, scores=trials.scores, right=~trials.differs)
         limits = [str(value) for value in (1 - _EPSILON, _DELTA, labels)]
-        subprocess.run([_PYTHON, "-W", "ignore", _SIDE, given, found, *limits], check=True)
+        subprocess.run([_PYTHON, "-W", "ignore", _SIDE, table, found, *limits], check=True)
         with np.load(found) as stored:
             return stored["accepted"], stored["used"]
 

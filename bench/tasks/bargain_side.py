@@ -36,21 +36,21 @@ class TableOracle(Oracle):  # type: ignore[misc]
 
 
 def main() -> None:
-    given, found = sys.argv[1:3]
+    table, found = sys.argv[1:3]
     target, delta, labels = float(sys.argv[3]), float(sys.argv[4]), int(sys.argv[5])
-    with np.load(given) as tables:
+    with np.load(table) as tables:
         scores, right = tables["scores"], tables["right"]
     accepted, used = np.zeros(scores.shape, bool), np.full(len(scores), labels)
     records = [str(record) for record in range(scores.shape[1])]
-    for trial, (of_records, known) in enumerate(zip(scores, right, strict=True)):
-        proxy, oracle = TableProxy(of_records), TableOracle(known)
+    for trial, (of_records, correct) in enumerate(zip(scores, right, strict=True)):
+        proxy, oracle = TableProxy(of_records), TableOracle(correct)
         if labels:
             positive = BARGAIN_P(proxy, oracle, delta, target, budget=labels, seed=trial).process(records)
             accepted[trial, positive] = True
         else:
             process = BARGAIN_A(proxy, oracle, target, delta, verbose=False, seed=trial)
-            _, asked = process.process(records, return_oracle_usage=True)
-            accepted[trial], used[trial] = ~np.array(asked), len(oracle.cached_validations)
+            _, escalated = process.process(records, return_oracle_usage=True)
+            accepted[trial], used[trial] = ~np.array(escalated), len(oracle.cached_validations)
     np.savez(found, accepted=accepted, used=used)
 
 

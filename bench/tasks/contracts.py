@@ -195,7 +195,7 @@ def _recalibrated(title: str, rows: Rows, epsilon: float, draws: int) -> Generat
         epsilon: the bound.
         draws: number of groups that a recalibration draws.
     """
-    random, broken, kept, thresholds = np.random.default_rng(1), 0, 0.0, list[float]()
+    random, broken, total_share, thresholds = np.random.default_rng(1), 0, 0.0, list[float]()
     weights = np.empty(len(rows.scores))
     for members in rows.groups:
         weights[members] = 1 / len(members)  # one row of each group is drawn
@@ -207,11 +207,11 @@ def _recalibrated(title: str, rows: Rows, epsilon: float, draws: int) -> Generat
         if found.threshold is not None:
             share, risk = population.at(found.threshold)
             thresholds.append(found.threshold)
-            kept, broken = kept + share, broken + (risk > epsilon)
+            total_share, broken = total_share + share, broken + (risk > epsilon)
     oracle = population.oracle(epsilon)
     yield at_most(f"{title}: broken promises", broken, _RECALIBRATIONS, _DELTA, "recalibrations")
     yield plain(f"{title}: certified", len(thresholds) / _RECALIBRATIONS, "share of recalibrations")
-    power = kept / _RECALIBRATIONS / oracle if oracle else None
+    power = total_share / _RECALIBRATIONS / oracle if oracle else None
     yield plain(f"{title}: accepted, of the oracle's", power, "share")
     return thresholds
 

@@ -60,10 +60,10 @@ def _boxes(values: Array) -> Any:
     """Decodes FastestDet's output and suppresses overlaps of a class, as a script would."""
     scores = values[0] ** 0.6 * values[5:].max(axis=0) ** 0.4
     rows, columns = np.nonzero(scores >= _SCORE)
-    kept = values[:, rows, columns]
-    center_x, center_y = (columns + np.tanh(kept[1])) / _CELLS, (rows + np.tanh(kept[2])) / _CELLS
-    width, height = 1 / (1 + np.exp(-kept[3])), 1 / (1 + np.exp(-kept[4]))
-    classes, scores = kept[5:].argmax(axis=0), scores[rows, columns]
+    candidates = values[:, rows, columns]
+    center_x, center_y = (columns + np.tanh(candidates[1])) / _CELLS, (rows + np.tanh(candidates[2])) / _CELLS
+    width, height = 1 / (1 + np.exp(-candidates[3])), 1 / (1 + np.exp(-candidates[4]))
+    classes, scores = candidates[5:].argmax(axis=0), scores[rows, columns]
     boxes = np.stack((center_x - width / 2, center_y - height / 2, center_x + width / 2, center_y + height / 2), axis=1)
     left, top, right, bottom = (boxes + 2 * classes[:, None]).T  # boxes of different classes do not overlap
     areas = (right - left) * (bottom - top)
