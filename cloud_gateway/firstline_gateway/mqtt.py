@@ -138,9 +138,10 @@ class MqttConsumer:
             self._drop(message, refusal)
             return
         if message.response_topic != response_topic:
-            asked = f"'{message.response_topic}'" if message.response_topic else "none"
+            requested = f"'{message.response_topic}'" if message.response_topic else "none"
             self._drop(
-                message, RequestError(f"A request's response topic must be '{response_topic}', and it names {asked}.")
+                message,
+                RequestError(f"A request's response topic must be '{response_topic}', and it names {requested}."),
             )
             return
         started_s = self.clock.monotonic_s()

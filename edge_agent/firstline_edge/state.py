@@ -231,13 +231,13 @@ def is_in_use(state_dir: Path) -> bool:
         OSError: this user may not read here.
     """
     try:
-        held = os.open(StatePaths(state_dir).lock_path, os.O_RDONLY | os.O_CLOEXEC)
+        lock = os.open(StatePaths(state_dir).lock_path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
         return False
     try:
-        return not take_lock(held, tries=1)
+        return not take_lock(lock, tries=1)
     finally:
-        os.close(held)
+        os.close(lock)
 
 
 def _remove(path: Path) -> None:

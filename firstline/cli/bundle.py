@@ -214,8 +214,8 @@ def _spec(flags: ModelFlags, recipe: Path | None, models: Path | None) -> Bundle
         if models is not None:
             raise ConfigError("--models goes with --recipe; without one, name the files themselves.")
         return flags.spec()
-    if given := flags.given():
-        raise ConfigError(f"{given[0]} is part of the recipe; drop the flag and change {recipe}.")
+    if flags_used := flags.given():
+        raise ConfigError(f"{flags_used[0]} is part of the recipe; drop the flag and change {recipe}.")
     return read_recipe(recipe, models)
 
 

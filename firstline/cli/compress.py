@@ -278,9 +278,9 @@ def _verdict(one: Candidate) -> str:
 
 
 def _row(figures: Figures, found: Compression) -> tuple[str, ...]:
-    kept = "-" if figures.kept is None else percent(figures.kept)
+    edge_share = "-" if figures.kept is None else percent(figures.kept)
     accuracies = percent(figures.accuracy), percent(found.certified_accuracy[figures.id])
     energy = ["absent" if figures.energy_mj is None else short(figures.energy_mj)] if found.target else []
     disturbed = "" if figures.known_ms is not None else "?"
     latency = "-" if figures.latency_ms is None else f"{rounded(figures.latency_ms)}{disturbed}"
-    return figures.id, *accuracies, latency, *energy, size(figures.size_bytes), kept
+    return figures.id, *accuracies, latency, *energy, size(figures.size_bytes), edge_share

@@ -51,14 +51,14 @@ def table(*columns: str, rows: Iterable[Sequence[str]] = ()) -> Table:
     from rich import box
     from rich.table import Table
 
-    made = Table(box=box.SIMPLE, pad_edge=False)
+    table_ = Table(box=box.SIMPLE, pad_edge=False)
     for column in columns:
-        made.add_column(
+        table_.add_column(
             column.removeprefix(">"), justify="right" if column.startswith(">") else "left", overflow="fold"
         )
     for row in rows:
-        made.add_row(*map(escaped, row))
-    return made
+        table_.add_row(*map(escaped, row))
+    return table_
 
 
 def print_table(made: Table) -> None:

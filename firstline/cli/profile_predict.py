@@ -89,8 +89,8 @@ def _point(profile: Profile, variant: str, threads: int | None) -> Point:
     of_one_row = [point for point in profile.points if point.key.of_one_row]
     points = [point for point in of_one_row if point.key.variant == variant]
     if not points:
-        known = listed(variant, dict.fromkeys(point.key.variant for point in of_one_row), "it has:")
-        raise ConfigError(f"The profile has no point of {variant!a} with one row a query{known}")
+        choices = listed(variant, dict.fromkeys(point.key.variant for point in of_one_row), "it has:")
+        raise ConfigError(f"The profile has no point of {variant!a} with one row a query{choices}")
     points = [point for point in points if point.key.model_digest == points[-1].key.model_digest]
     measured = sorted({point.key.threads for point in points})
     wanted = measured[0] if threads is None else threads

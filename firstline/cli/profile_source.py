@@ -129,8 +129,8 @@ def profile_on(
         before = fleet.profiles.latest(request.bundle, device)
         found = fleet.profiles.ask(device, request)
         if not wait:
-            asked = f"{found.device} is asked for a profile of {found.desired.bundle}: {found.state}. {_again(found)}"
-            return Report(found, asked)
+            text = f"{found.device} is asked for a profile of {found.desired.bundle}: {found.state}. {_again(found)}"
+            return Report(found, text)
         try:
             refused = followed(fleet.profiles.request, found)
         except KeyboardInterrupt:
@@ -141,8 +141,8 @@ def profile_on(
             say(f"{device}: {refused or 'the request was cancelled.'}", err=True)
             raise typer.Exit(1)
         profile = fleet.profiles.get(entry.bundle, entry.version, device)
-    kept = f"Kept by the gateway: firstline profile get {profile.bundle} {profile.version} {device}"
-    return profile_report(profile, accuracy, kept)
+    text = f"Kept by the gateway: firstline profile get {profile.bundle} {profile.version} {device}"
+    return profile_report(profile, accuracy, text)
 
 
 def followed(current: Callable[[ProfileRequest], ProfileRequest | None], found: ProfileRequest) -> str:
@@ -181,11 +181,11 @@ def _show(sentence: str, before: str) -> str:
 
 
 def _sentence(found: ProfileRequest) -> str:
-    known = {
+    sentences = {
         ProfilingState.MEASURING: f"{found.device} measures {found.desired.bundle}.",
         ProfilingState.UPLOADING: f"{found.device} has measured, and sends the profile.",
     }
-    return found.message or known.get(found.state, f"{found.device} does others first.")
+    return found.message or sentences.get(found.state, f"{found.device} does others first.")
 
 
 def _again(found: ProfileRequest) -> str:

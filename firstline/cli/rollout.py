@@ -83,15 +83,15 @@ class RolloutOptions:
             ConfigError: the options or the file are not valid.
             FirstlineError: the registry refuses.
         """
-        made = {"bundle": bundle, "version": version} | self._stages() | more | self._file_content()
-        if "manifest_sha256" in made:
-            return made, None
-        with gateway.registry("" if made.get("what") == "configuration" else bundle) as registry:
-            if made.get("what") == "configuration":
+        fields = {"bundle": bundle, "version": version} | self._stages() | more | self._file_content()
+        if "manifest_sha256" in fields:
+            return fields, None
+        with gateway.registry("" if fields.get("what") == "configuration" else bundle) as registry:
+            if fields.get("what") == "configuration":
                 signed = registry.configuration(bundle, version)
-                return made | {"manifest_sha256": signed.sha256}, signed.size_bytes
+                return fields | {"manifest_sha256": signed.sha256}, signed.size_bytes
             entry = registry.bundle(bundle, version)
-        return made | {"manifest_sha256": entry.manifest_sha256}, entry.size_bytes
+        return fields | {"manifest_sha256": entry.manifest_sha256}, entry.size_bytes
 
     def _stages(self) -> dict[str, Any]:
         try:

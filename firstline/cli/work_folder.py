@@ -54,12 +54,12 @@ def work_folder() -> Iterator[Path]:
 def _temporary_files_in(folder: Path) -> Iterator[None]:
     """Those of quantisers and of processes too, whose own tidying a signal interrupts."""
     folder.mkdir()
-    variable, known = os.environ.get("TMPDIR"), tempfile.tempdir
+    variable, previous = os.environ.get("TMPDIR"), tempfile.tempdir
     os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
     try:
         yield
     finally:
-        tempfile.tempdir = known
+        tempfile.tempdir = previous
         if variable is None:
             del os.environ["TMPDIR"]
         else:

@@ -102,9 +102,9 @@ class BaseClient(ABC, Generic[Http]):
     def _open_here(self, place: tuple[int, asyncio.AbstractEventLoop | None]) -> Http:
         process = place[0]
         # Those of other processes and loops are not closed, because they are not this one's; ended loops need none.
-        for known in list(self._clients):
-            if known[0] == process and known[1] is not None and known[1].is_closed():
-                self._clients.pop(known, None)
+        for key in list(self._clients):
+            if key[0] == process and key[1] is not None and key[1].is_closed():
+                self._clients.pop(key, None)
         unused = self._clients.pop((process, None), None)  # opened before there was a loop
         return self._clients.setdefault(place, unused if unused is not None else self._open(self._settings))
 

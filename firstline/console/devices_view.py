@@ -155,9 +155,12 @@ def facts(device: FleetDevice) -> list[tuple[str, Cell]]:
         ("Desired", Cell(wording.wanted(device))),
     ]
     if reported is not None:
-        knows = reported.revision >= device.desired.revision
+        received = reported.revision >= device.desired.revision
         found += [
-            ("Desired state received", Cell("yes" if knows else "not yet", tone=Tone.GOOD if knows else Tone.BUSY)),
+            (
+                "Desired state received",
+                Cell("yes" if received else "not yet", tone=Tone.GOOD if received else Tone.BUSY),
+            ),
             ("Limit on escalations", Cell("in force", tone=Tone.BUSY) if reported.braked else Cell("none")),
             ("Agent version", Cell(reported.agent_version or "-")),
             ("Capabilities", Cell(", ".join(_capabilities(reported.capabilities.items())) or "-")),
@@ -201,8 +204,8 @@ def broken(device: FleetDevice, contracts: ContractStates) -> frozenset[str]:
     """Returns the models, with version, whose contract has an alarm on the device."""
     counts = device.latest.models if device.latest is not None else ()
     reported = {f"{model.name} {model.version}" for model in counts if model.alarm}
-    said = {f"{one.bundle} {one.version}" for one in contracts.lasting_alarms if one.device == device.name}
-    return frozenset(reported | said)
+    alarming = {f"{one.bundle} {one.version}" for one in contracts.lasting_alarms if one.device == device.name}
+    return frozenset(reported | alarming)
 
 
 def answer_rows(device: FleetDevice, alarmed: Collection[str]) -> list[Row]:

@@ -218,12 +218,12 @@ def report_ages(fleet: FleetOverview) -> str:
 
 def answer_figures(history: TierHistory) -> list[tuple[str, str]]:
     """Returns the figures of all answers of the history: number, edge share, latency, bytes and energy saved."""
-    kept, escalated, errors, requests, latency_ms, saved_bytes, saved_mj = (
+    accepted, escalated, errors, requests, latency_ms, saved_bytes, saved_mj = (
         sum(getattr(point, name) for point in history.points)
         for name in ("kept", "escalated", "errors", "requests", "latency_ms", "saved_bytes", "saved_mj")
     )
-    total = kept + escalated + errors
-    share = f"{100 * kept / total:.1f} %" if total else "-"
+    total = accepted + escalated + errors
+    share = f"{100 * accepted / total:.1f} %" if total else "-"
     return [
         ("Answers", f"{total:,}"),
         ("On the device", share),

@@ -105,21 +105,21 @@ class Watch:
             person = self._person()
         except UnauthorizedError as signed_out:
             return Answer(None, self._heard_s, signed_out)
-        held = self._held.get((person, question))
-        if held is None:
+        entry = self._held.get((person, question))
+        if entry is None:
             self._forget(now_s)
-            held = self._held[person, question] = _Held(Answer(None, self._heard_s, None), now_s)
-        held.asked_s = now_s
-        known = lasting and held.answer.value is not None
-        if held.task is None and now_s >= held.due_s and not known:
-            held.task = asyncio.create_task(self._fetch(held, person, fetch))
-        if held.task is not None:
-            done, _ = await asyncio.wait({held.task}, timeout=_LONG_S)
+            entry = self._held[person, question] = _Held(Answer(None, self._heard_s, None), now_s)
+        entry.asked_s = now_s
+        known = lasting and entry.answer.value is not None
+        if entry.task is None and now_s >= entry.due_s and not known:
+            entry.task = asyncio.create_task(self._fetch(entry, person, fetch))
+        if entry.task is not None:
+            done, _ = await asyncio.wait({entry.task}, timeout=_LONG_S)
             if not done:
-                last = held.answer
+                last = entry.answer
                 error = RemoteTimeoutError(f"The gateway has been answering for more than {_LONG_S:g} s.")
                 return Answer(last.value, last.heard_s, error)
-        return held.answer
+        return entry.answer
 
     async def do(self, deed: Callable[[Fleet], T]) -> T:
         """Sends a command to the gateway; all earlier answers become stale.
@@ -130,31 +130,31 @@ class Watch:
         try:
             return await asyncio.to_thread(acting_for, self._person(), self._fleet, deed)
         finally:
-            for held in self._held.values():
-                held.due_s = 0.0
+            for entry in self._held.values():
+                entry.due_s = 0.0
 
-    async def _fetch(self, held: _Held, person: Person | None, fetch: Callable[[Fleet], Any]) -> None:
+    async def _fetch(self, entry: _Held, person: Person | None, fetch: Callable[[Fleet], Any]) -> None:
         async with self._gate:
             start_s = self._monotonic()
             try:
                 value = await asyncio.to_thread(acting_for, person, self._fleet, fetch)
             except FirstlineError as error:
-                last = held.answer
+                last = entry.answer
                 heard_s = last.heard_s if last.value is not None else self._heard_s
-                held.answer = Answer(last.value, heard_s, error.with_traceback(None))
+                entry.answer = Answer(last.value, heard_s, error.with_traceback(None))
             else:
                 self._heard_s = self._wall()
-                held.answer = Answer(value, self._heard_s, None)
+                entry.answer = Answer(value, self._heard_s, None)
             finally:
                 end_s = self._monotonic()
-                denied = isinstance(held.answer.error, ForbiddenError)
+                denied = isinstance(entry.answer.error, ForbiddenError)
                 pace_s = _DENIED_S if denied else max(PACE_S, _PATIENCE * (end_s - start_s))
-                held.due_s = end_s + pace_s
-                held.task = None
+                entry.due_s = end_s + pace_s
+                entry.task = None
 
     def _forget(self, now_s: float) -> None:
         """Makes room: deletes answers that no page uses, and above the limit the ones unused for the longest time."""
-        unused = [(held.asked_s, key) for key, held in self._held.items() if held.task is None]
+        unused = [(entry.asked_s, key) for key, entry in self._held.items() if entry.task is None]
         idle = sorted(unused, key=lambda each: each[0])  # persons have no order
         over = len(self._held) - _MOST + 1
         for number, (asked_s, key) in enumerate(idle):

@@ -170,8 +170,8 @@ class ServedBundle:
         """Returns the signal, or the exit code and the last output of a process that ended."""
         if code < 0:
             return f"with signal {-code}"
-        said = f" and said: {last_words(self.logs / f'{name}.log').rstrip('.')}" if code else ""
-        return f"with exit code {code}{said}"
+        last_line = f" and said: {last_words(self.logs / f'{name}.log').rstrip('.')}" if code else ""
+        return f"with exit code {code}{last_line}"
 
 
 @contextmanager

@@ -109,9 +109,9 @@ class Api:
         headers: Mapping[str, str] | None = None,
     ) -> Iterator[httpx.Response]:
         """Sends one request, and opens an answer whose body the caller reads in parts."""
-        given = {name: value for name, value in (params or {}).items() if value is not None} or None
+        query = {name: value for name, value in (params or {}).items() if value is not None} or None
         try:
-            with self._client.stream(method, path, content=content, params=given, headers=headers) as reply:
+            with self._client.stream(method, path, content=content, params=query, headers=headers) as reply:
                 if not reply.is_success:
                     raise self._refusal(reply, path)
                 yield reply

@@ -101,15 +101,15 @@ class Keyring:
         with naming(self.folder, "written"):
             make_folder(self.folder)
             make_folder(self.metadata)
-        made = [write_key(self.folder, Root.type, self._passphrase) for _ in range(roles.ROOT_KEYS)]
+        keys = [write_key(self.folder, Root.type, self._passphrase) for _ in range(roles.ROOT_KEYS)]
         targets, targets_file = write_key(self.folder, Targets.type, self._passphrase)
-        root = roles.new_root([signer.public_key for signer, _ in made], targets.public_key, online_key, now_s)
-        roles.sign(root, [signer for signer, _ in made])
+        root = roles.new_root([signer.public_key for signer, _ in keys], targets.public_key, online_key, now_s)
+        roles.sign(root, [signer for signer, _ in keys])
         first = roles.new_targets({}, 1, now_s)
         roles.sign(first, [targets])
         self.keep_targets(first)
         self._write(self.anchor.name, root.to_bytes())  # the last: with it, there are keys
-        return [*(file for _, file in made), targets_file]
+        return [*(file for _, file in keys), targets_file]
 
     def roots(self) -> dict[int, Path]:
         """Returns the paths of the fully signed root metadata by version."""

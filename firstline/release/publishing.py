@@ -282,8 +282,8 @@ def _bundle_targets(bundle: Bundle, extra_needs: Mapping[str, ExtraNeeds]) -> tu
     manifest = bundle.manifest
     unknown = set(extra_needs) - {model.id for model in manifest.edge}
     if unknown:
-        known = ", ".join(model.id for model in manifest.edge)
-        raise ConfigError(f"{manifest.name} has no edge variant {', '.join(sorted(unknown))}; it has {known}.")
+        variants = ", ".join(model.id for model in manifest.edge)
+        raise ConfigError(f"{manifest.name} has no edge variant {', '.join(sorted(unknown))}; it has {variants}.")
     sizes = {artefact.file: (artefact.sha256, artefact.size_bytes) for artefact in manifest.artefacts}
     sizes[MANIFEST_NAME] = _digest_and_size(bundle.path / MANIFEST_NAME)
     targets, files = {}, []

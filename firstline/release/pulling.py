@@ -51,11 +51,11 @@ def pull_bundle(
     if folder.exists():
         raise ConfigError(f"{folder} exists already; name a folder that is to be made.")
     bundle = find_bundle(trust.refresh(), name, version)
-    wanted = {MANIFEST_NAME: bundle.manifest} | {file: signed for file, (signed, _) in bundle.files.items()}
+    files = {MANIFEST_NAME: bundle.manifest} | {file: signed for file, (signed, _) in bundle.files.items()}
     unfinished = folder.with_name(folder.name + _UNFINISHED)
-    total, done, fetched = sum(file.size_bytes for file in wanted.values()), 0, 0
+    total, done, fetched = sum(file.size_bytes for file in files.values()), 0, 0
     with naming(unfinished, "written"):
-        for inside, file in wanted.items():
+        for inside, file in files.items():
             path = unfinished / inside
             path.parent.mkdir(parents=True, exist_ok=True)
             before = done
@@ -66,7 +66,7 @@ def pull_bundle(
             done = before + file.size_bytes
             report(done, total)
         for path in unfinished.rglob("*"):  # of an interrupted pull of another version
-            if path.is_file() and path.relative_to(unfinished).as_posix() not in wanted:
+            if path.is_file() and path.relative_to(unfinished).as_posix() not in files:
                 path.unlink()
         open_bundle(unfinished)
         os.replace(unfinished, folder)  # noqa: PTH105 (a folder)

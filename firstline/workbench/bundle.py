@@ -83,11 +83,11 @@ def create_bundle(
         manifest = _manifest(spec, files, options, warn)
         bundle = _write(staged, manifest)
         inputs = read_inputs(golden, manifest) if golden else None
-        given = inputs_of(inputs, manifest) if inputs is not None else None
+        inputs_given = inputs_of(inputs, manifest) if inputs is not None else None
         checked = []
         for number, (model, source) in enumerate(zip(manifest.models, spec.models, strict=True)):
             with _naming(spec, number):
-                found, rows = check_model(bundle, model, source.file, options=options, warn=warn, golden=given)
+                found, rows = check_model(bundle, model, source.file, options=options, warn=warn, golden=inputs_given)
             checked.append(found)
             count_rows(model.id, rows)
         edge, full = checked[: len(spec.edge)], checked[len(spec.edge) :]

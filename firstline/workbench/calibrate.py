@@ -104,8 +104,8 @@ def calibrate(
     policy = manifest.policy
     if fits_temperature:
         expected = full.labels if truth is None else truth
-        known = expected != UNLABELLED
-        temperature = fit_temperature(edges[0].probabilities[known], expected[known])
+        labelled = expected != UNLABELLED
+        temperature = fit_temperature(edges[0].probabilities[labelled], expected[labelled])
         policy = msgspec.structs.replace(policy, score=msgspec.structs.replace(policy.score, temperature=temperature))
     score = load_scorer(Bundle(bundle.path, msgspec.structs.replace(manifest, policy=policy)), RuntimeOptions())
     scores = [score(edge.outputs, edge.evidence).astype(np.float64) for edge in edges]

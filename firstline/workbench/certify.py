@@ -241,11 +241,11 @@ def _certify_events(bundle: Bundle, evidence: Evidence, terms: Terms, placing: E
         seed=seed,
     )
     found = test.prove(promises)
-    kept = 0.0 if found.threshold is None else float((scores[rest] >= found.threshold).mean())
+    edge_share = 0.0 if found.threshold is None else float((scores[rest] >= found.threshold).mean())
     certification = Certification(
         evidence.variant,
         selection,
-        replace(found, kept=kept, n=len(evidence.units(rest, seed))),
+        replace(found, kept=edge_share, n=len(evidence.units(rest, seed))),
         terms,
         sequences=evidence.sequences,
         clustered=bool(evidence.clusters),
@@ -484,8 +484,8 @@ def certify_field_promises(bundle: Bundle, audits: ScoreTable, terms: Terms) -> 
         weights=weights,
     ).prove(promises)
     accepted = scores[rest] >= (np.inf if found.threshold is None else found.threshold)
-    kept = float(weights[rest][accepted].sum() / weights[rest].sum())
-    result = replace(found, kept=kept, n=len(rest))
+    edge_share = float(weights[rest][accepted].sum() / weights[rest].sum())
+    result = replace(found, kept=edge_share, n=len(rest))
     selection = Selection(bundle.manifest.policy.score, rest, scores)
     renewed = Certification(variant, selection, result, terms)
     return _with_certificate(bundle, renewed, audit_epsilon=None, contract="events", weights=weights)
@@ -573,8 +573,8 @@ def _require_confidence(evidence: Evidence, selection: Selection) -> None:
     """
 
     def differs(scores: NDArray[np.floating]) -> bool:
-        known = scores[~np.isnan(scores)]
-        return bool(known.size) and bool((known != known[0]).any())
+        numbers = scores[~np.isnan(scores)]
+        return bool(numbers.size) and bool((numbers != numbers[0]).any())
 
     if len(evidence) < 2 or differs(selection.scores):
         return

@@ -94,16 +94,16 @@ class Trials:
         """
         count = len(self._rows) if count is None else min(count, len(self._rows))
         key = reading.feeds, reading.postprocess, reading.output, self.task.digest
-        known = self._outputs.get(key)
-        done = 0 if known is None else len(next(iter(known.values())))
-        if known is None or done < count:
-            found = [] if known is None else [known]
+        outputs = self._outputs.get(key)
+        done = 0 if outputs is None else len(next(iter(outputs.values())))
+        if outputs is None or done < count:
+            found = [] if outputs is None else [outputs]
             with closing(load_model(self._bundle(reading), self._model(reading), self._options)) as loaded:
                 begin_s = time.perf_counter()
                 found += [loaded.predict(row).outputs for row in self._rows[done:count]]
                 self._row_s[reading.size] = (time.perf_counter() - begin_s) / (count - done)
-            known = self._outputs[key] = join_rows(found)
-        return {name: array[:count] for name, array in known.items()}
+            outputs = self._outputs[key] = join_rows(found)
+        return {name: array[:count] for name, array in outputs.items()}
 
     def affordable(self, reading: Reading, decodings: int) -> int:
         """Returns the number of rows on which this many decodings run in the time that a choice may take."""

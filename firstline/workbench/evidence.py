@@ -247,10 +247,10 @@ def running_variant(status: Mapping[str, Any], manifest: Manifest, where: str) -
     name, version = manifest.name, str(manifest.version)
     remedy = "certify the bundle that it runs, or give it this one"
     try:
-        held = [model for model in status["models"] if model["name"] == name]
-        running = next((model for model in held if model["version"] == version), None)
+        models = [model for model in status["models"] if model["name"] == name]
+        running = next((model for model in models if model["version"] == version), None)
         if running is None:
-            has = ", ".join(model["version"] for model in held)
+            has = ", ".join(model["version"] for model in models)
             other_version = f"'{name}' in version {has}, not {version}" if has else f"no model '{name}'"
             raise ConfigError(f"The device at {where} holds {other_version}; {remedy}.")
         if running["edge"] is None:

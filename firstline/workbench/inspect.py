@@ -150,8 +150,8 @@ def _verified(bundle: Bundle, model: Model, options: RuntimeOptions) -> Check:
                 return Check(what, "failed", refusal(dependence, model), checked)
             inputs = trial_rows(loaded)
             if inputs is None:
-                said = f"loads on {loaded.runtime.provider}; its input's sizes are free, so not run"
-                return Check(what, "ok", said, checked)
+                result = f"loads on {loaded.runtime.provider}; its input's sizes are free, so not run"
+                return Check(what, "ok", result, checked)
             rows = loaded.prepare(inputs)
             outputs = loaded.compute(rows).outputs
             range_error = misfit(loaded, inputs, rows)

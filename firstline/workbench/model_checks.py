@@ -217,8 +217,8 @@ def misfit(loaded: LoadedModel, inputs: Arrays, rows: Arrays) -> Misfit | None:
     return next(filter(None, found), None)
 
 
-def _misfit(held: tuple[float, float], rows: Array, steps: Sequence[PreStep]) -> Misfit | None:
-    low, high = held
+def _misfit(data_range: tuple[float, float], rows: Array, steps: Sequence[PreStep]) -> Misfit | None:
+    low, high = data_range
     slack = _SLACK * (high - low)
     clipped = float(((rows < low - slack) | (rows > high + slack)).mean())
     first, last = float(rows.min()), float(rows.max())

@@ -89,8 +89,8 @@ def quality(task: Task, outputs: Arrays, evidence: Arrays, truth: Arrays) -> flo
     """
     if task.higher_is_better:
         return task.summary(outputs, evidence, truth)[task.quality]
-    known = some_labelled(truth, "The quality")
-    return 1 - float(task.truth_loss(outputs, truth)[known].mean(dtype=np.float64))
+    labelled = some_labelled(truth, "The quality")
+    return 1 - float(task.truth_loss(outputs, truth)[labelled].mean(dtype=np.float64))
 
 
 def qualities_on(

@@ -44,10 +44,10 @@ def find_dependence(bundle: Bundle, loaded: LoadedModel, *given: Arrays | None) 
         InferenceError: the model fails on a single row.
         IntegrityError: the golden inputs cannot be read.
     """
-    known = [made_up_rows(loaded), _golden_rows(bundle), *given]
+    candidates = [made_up_rows(loaded), _golden_rows(bundle), *given]
     checks = [
         check_model_rows(bundle, loaded, inputs, limit_s=_LIMIT_S)
-        for inputs in known
+        for inputs in candidates
         if inputs is not None and inputs.keys() >= set(loaded.input_names)
     ]
     worst = max(checks, key=lambda found: _SEVERITY.index(found.depends_on), default=None)
@@ -110,12 +110,12 @@ def made_up_rows(loaded: LoadedModel) -> Arrays | None:
     row = loaded.made_up_inputs(typical=False)
     if row is None:
         return None
-    made = noise(row, int(np.clip(_LIMIT_BYTES // payload_bytes(row.values()), _FEWEST_ROWS, _ROWS)))
-    for array in made.values():
+    rows = noise(row, int(np.clip(_LIMIT_BYTES // payload_bytes(row.values()), _FEWEST_ROWS, _ROWS)))
+    for array in rows.values():
         if array.dtype.kind == "f" or array.dtype == np.uint8:
             factors = np.resize(_MAGNITUDES, len(array)).reshape(-1, *(1,) * (array.ndim - 1))
             np.multiply(array, factors, out=array, casting="unsafe")
-    return made
+    return rows
 
 
 def noise(row: Arrays, rows: int) -> dict[str, Array]:

@@ -141,8 +141,8 @@ def check_score(task: Task, name: str, share: float, *, logits: bool) -> None:
         ConfigError: the score cannot be computed.
     """
     if name not in (*task.score_kinds, BEST, BUNDLE, LEARNED, "graph"):
-        known = listed(name, (BEST, BUNDLE, *task.score_kinds, LEARNED))
-        raise ConfigError(f"There is no score '{name}' for the task {task.kind}{known}")
+        choices = listed(name, (BEST, BUNDLE, *task.score_kinds, LEARNED))
+        raise ConfigError(f"There is no score '{name}' for the task {task.kind}{choices}")
     if name == "energy" and not logits:
         raise ConfigError("The score 'energy' needs the edge model's logits; nothing shows them here.")
     if name == LEARNED and not share:
@@ -233,9 +233,9 @@ def scores_by(edge: EdgeRows, score: Score, own: Score, own_scores: NDArray[np.f
     try:
         return edge.scores(score).astype(np.float64)
     except InvalidTensorError as error:
-        known = ", ".join(edge.fixed_scores()) or "none"
+        remaining = ", ".join(edge.fixed_scores()) or "none"
         raise ConfigError(
-            f"The score '{score.kind}' cannot be computed: {error.message} Scores that remain: {known}."
+            f"The score '{score.kind}' cannot be computed: {error.message} Scores that remain: {remaining}."
         ) from error
 
 
@@ -385,13 +385,13 @@ def choose_score(
     if inputs is not None:
         areas_of[LEARNED] = []
     for fold in range(_FOLDS):
-        held = fold_of == fold
+        in_fold = fold_of == fold
         for name, areas in areas_of.items():
             if inputs is not None and name == LEARNED:
-                scores_held = 1 - fit_logistic(inputs[~held], losses[~held]).losses(inputs[held])
+                scores_held = 1 - fit_logistic(inputs[~in_fold], losses[~in_fold]).losses(inputs[in_fold])
             else:
-                scores_held = candidates[name][1][held]
-            area = auroc(scores_held, lost[held])
+                scores_held = candidates[name][1][in_fold]
+            area = auroc(scores_held, lost[in_fold])
             areas.append(0.5 if area is None else area)
     aurocs = {name: float(np.mean(areas)) for name, areas in areas_of.items()}
     best = max(candidates, key=lambda name: round(aurocs[name], 6))

@@ -103,10 +103,10 @@ def _by_image(dataset: Dataset, samples: Sequence[Sample]) -> Sequences | None:
     places = np.unique(np.concatenate([np.arange(start, min(start + _BLOCK, len(samples))) for start in starts]))
     some = replace(dataset, samples=tuple(samples[place] for place in places.tolist()))
     found = [_thumbnail(content) for content in some.contents()]
-    known = np.array([thumbnail is not None for thumbnail in found])
-    if known.sum() < 3:
+    readable = np.array([thumbnail is not None for thumbnail in found])
+    if readable.sum() < 3:
         return None
-    places, pictures = places[known], np.stack([picture for picture in found if picture is not None])
+    places, pictures = places[readable], np.stack([picture for picture in found if picture is not None])
     beside = np.diff(places) == 1
     usual = np.median(_difference(pictures, pictures[np.random.default_rng(0).permutation(len(pictures))]))
     near = (_difference(pictures[:-1], pictures[1:]) <= _NEAR * usual) & beside

@@ -85,20 +85,20 @@ def spell(steps: Sequence[PreStep | PostStep]) -> str:
 
 
 def _parse(text: str, folder: Path, side: str, union: Any) -> tuple[Any, ...]:
-    known = {kind.__struct_config__.tag: kind for kind in get_args(union)}
-    return tuple(_step(part.strip(), folder, known, side) for part in text.split(",") if part.strip())
+    kinds = {kind.__struct_config__.tag: kind for kind in get_args(union)}
+    return tuple(_step(part.strip(), folder, kinds, side) for part in text.split(",") if part.strip())
 
 
-def _step(text: str, folder: Path, known: Mapping[str, type[Struct]], side: str) -> Any:
+def _step(text: str, folder: Path, kinds: Mapping[str, type[Struct]], side: str) -> Any:
     op, *arguments = (part.replace("\\:", ":") for part in _COLON.split(text))
-    if op not in known:
-        raise ConfigError(f"'{op}' is not a {side} step{listed(op, known)}")
+    if op not in kinds:
+        raise ConfigError(f"'{op}' is not a {side} step{listed(op, kinds)}")
     if op == "graph":
         file = text.partition(":")[2]
         if not file:
             raise ConfigError("The step 'graph' needs a file: graph:FILE.onnx.")
         return StepOfFile(folder / file, Graph(_NO_FILE))
-    takes, given = _arguments(known[op]), dict[str, str]()
+    takes, given = _arguments(kinds[op]), dict[str, str]()
     for position, argument in enumerate(arguments):
         name, value = _named(op, list(takes), position, argument, text)
         given[name] = value
@@ -115,7 +115,7 @@ def _step(text: str, folder: Path, known: Mapping[str, type[Struct]], side: str)
             raise ConfigError(f"The step '{op}' needs a file; it is spelled {USAGE[op][0]}.")
         fields["artefact"] = msgspec.to_builtins(_NO_FILE)
     try:
-        step: Any = msgspec.convert(fields, known[op], strict=False)
+        step: Any = msgspec.convert(fields, kinds[op], strict=False)
         return StepOfFile(folder / file, step) if file else step
     except msgspec.ValidationError as error:
         if found := _NO_NUMBER.match(str(error)):
@@ -123,7 +123,7 @@ def _step(text: str, folder: Path, known: Mapping[str, type[Struct]], side: str)
             raise ConfigError(
                 f"The step '{text}' needs {number} for '{name}', not '{given[name]}'; it is spelled {USAGE[op][0]}."
             ) from error
-        raise ConfigError(f"The step '{text}' is not valid: {_fault(error, known[op], given)}") from error
+        raise ConfigError(f"The step '{text}' is not valid: {_fault(error, kinds[op], given)}") from error
 
 
 def _fault(error: Exception, kind: type[Struct], given: Mapping[str, str]) -> str:

@@ -249,10 +249,10 @@ class Parser(argparse.ArgumentParser):
         """Reports an unknown option here, where the options are known, and before an argument that is missing."""
         words = list(takewhile(lambda word: word != "--", sys.argv[1:] if args is None else args))
         own = words if self.example else takewhile(lambda word: word.startswith("-"), words)  # others are a command's
-        known = re.findall("--[a-z-]+", self.format_help())
+        options = re.findall("--[a-z-]+", self.format_help())
         for option in (word.partition("=")[0] for word in own if word.startswith("--")):
-            if " " not in option and not any(each.startswith(option) for each in known):
-                end = did_you_mean(option, known)
+            if " " not in option and not any(each.startswith(option) for each in options):
+                end = did_you_mean(option, options)
                 self.error(f"unknown option {option}{end if end != '.' else f'; {self._help} lists them.'}")
         found, unknown = super().parse_known_args(args, namespace)
         if unknown and self.example:
@@ -274,9 +274,9 @@ class Parser(argparse.ArgumentParser):
         elif number := _NUMBER.fullmatch(message):
             message = f"{number[1]}{number[3]} is not a {'whole ' if number[2] == 'int' else ''}number."
         elif missing := _REQUIRED.fullmatch(message):
-            wanted = missing[1] or missing[2].replace(" ", " or ")
-            is_command = wanted == "COMMAND"
-            fault = "name a command" if is_command else f"{wanted} is missing"
+            argument = missing[1] or missing[2].replace(" ", " or ")
+            is_command = argument == "COMMAND"
+            fault = "name a command" if is_command else f"{argument} is missing"
             message = f"{fault}; {self._help} {'lists them' if is_command else 'describes it'}."
         elif valueless := _VALUELESS.fullmatch(message):
             message = f"{valueless[1]} has no value; write one after it."

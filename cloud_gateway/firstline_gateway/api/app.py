@@ -76,10 +76,10 @@ async def _refuse_unknown_parameters(request: Request) -> None:
     """
     route: APIRoute = request.scope["route"]
     described = (route.openapi_extra or {}).get("parameters", ())  # those that the route reads itself
-    known = _parameters(route.dependant).union(each["name"] for each in described if each["in"] == "query")
-    unknown = next((name for name in request.query_params if name not in known), "") if known else ""
+    accepted = _parameters(route.dependant).union(each["name"] for each in described if each["in"] == "query")
+    unknown = next((name for name in request.query_params if name not in accepted), "") if accepted else ""
     if unknown:
-        raise RequestError(f"There is no parameter {shown(unknown)}{listed(unknown, sorted(known))}")
+        raise RequestError(f"There is no parameter {shown(unknown)}{listed(unknown, sorted(accepted))}")
 
 
 def _parameters(route: Dependant) -> set[str]:

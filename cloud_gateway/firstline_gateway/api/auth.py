@@ -216,8 +216,8 @@ class Access:
         """
 
         async def required(request: Request, _: _Bearer) -> AsyncIterator[None]:
-            wanted = to_read if to_change is None or request.method == "GET" else to_change
-            async with self._require(request, wanted):
+            scope_needed = to_read if to_change is None or request.method == "GET" else to_change
+            async with self._require(request, scope_needed):
                 yield
 
         return required
@@ -271,13 +271,13 @@ class Access:
         actor: str = request.state.principal
         path: str = request.scope["path"][:200]
         if request.method in persons.READS:
-            now_s, known = time.monotonic(), self._denied_s
-            if now_s - known.get((actor, path), -_DENIED_AGAIN_S) < _DENIED_AGAIN_S:
+            now_s, denied_s = time.monotonic(), self._denied_s
+            if now_s - denied_s.get((actor, path), -_DENIED_AGAIN_S) < _DENIED_AGAIN_S:
                 return
-            known.pop((actor, path), None)
-            if len(known) >= _DENIED_KNOWN:
-                del known[next(iter(known))]
-            known[actor, path] = now_s
+            denied_s.pop((actor, path), None)
+            if len(denied_s) >= _DENIED_KNOWN:
+                del denied_s[next(iter(denied_s))]
+            denied_s[actor, path] = now_s
         details = {"method": request.method, "path": path, "why": error.message}
         await self.audit_log.note(actor, "person.denied", "gateway", details)
 

@@ -163,8 +163,8 @@ def check_unchanged(request: Request, etag: str) -> None:
     Raises:
         ConflictError: the resource has changed since.
     """
-    wanted = request.headers.get("if-match")
-    if wanted is not None and wanted.strip() != "*" and wanted.strip().strip('"') != etag:
+    condition = request.headers.get("if-match")
+    if condition is not None and condition.strip() != "*" and condition.strip().strip('"') != etag:
         raise ConflictError("The resource was changed since you read it; read it again, then repeat.")
 
 

@@ -424,10 +424,10 @@ class ContractMonitor:
             log.error("audit not counted", model=model.name, version=model.version, device=device, why=sentence)
 
     def _promises(self, served: ServedModel) -> bool:
-        known = self._promising.get(served.key)
-        if known is None or known[0] is not served.manifest:
-            known = self._promising[served.key] = served.manifest, bool(promises_in(served.manifest))
-        return known[1]
+        cached = self._promising.get(served.key)
+        if cached is None or cached[0] is not served.manifest:
+            cached = self._promising[served.key] = served.manifest, bool(promises_in(served.manifest))
+        return cached[1]
 
 
 def _by_device(listed: Iterable[DeviceAlarm]) -> _Alarms:

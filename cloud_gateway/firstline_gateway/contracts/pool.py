@@ -189,13 +189,13 @@ def with_recent(
     if not spacing_s:
         return pool, True
     recent = [one for one in pool.recent if service_s - one.service_s < spacing_s]
-    known = [one for one in recent if one.source == source]
+    of_source = [one for one in recent if one.source == source]
     of_device = [one.source for one in recent if one.device == device]
     if source in of_device or len(of_device) >= _RECENT_OF_DEVICE or len(recent) >= _RECENT:
         return pool, False
-    peak = pool.peak.with_number(len(known) + 1, service_s)
-    draw_probability, propensity = spaced_probabilities(1 / peak.value, sum(one.propensity for one in known))
-    counts = draw < draw_probability and not any(one.counts for one in known)
+    peak = pool.peak.with_number(len(of_source) + 1, service_s)
+    draw_probability, propensity = spaced_probabilities(1 / peak.value, sum(one.propensity for one in of_source))
+    counts = draw < draw_probability and not any(one.counts for one in of_source)
     latest = RecentAudit(service_s, device, source, propensity, counts)
     return replace(pool, recent=(*recent, latest), peak=peak), counts
 

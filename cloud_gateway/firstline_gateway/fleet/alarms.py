@@ -258,8 +258,8 @@ def _enter(connection: sa.Connection, changes: Iterable[Change], details: Mappin
         if not has_changed or alarm.ended_s is not None or alarm.device == UNAUTHENTICATED:
             continue
         subject = f"device:{alarm.device}"
-        wanted = audit_log.EntryFilter(subject=subject, action=DEVICE_ALARM, since_s=alarm.last_s - DAY_S)
-        if len(audit_log.page(connection, wanted, _ENTRIES_A_DAY)) < _ENTRIES_A_DAY:
+        entry_filter = audit_log.EntryFilter(subject=subject, action=DEVICE_ALARM, since_s=alarm.last_s - DAY_S)
+        if len(audit_log.page(connection, entry_filter, _ENTRIES_A_DAY)) < _ENTRIES_A_DAY:
             found = {"model": alarm.bundle, "version": alarm.version, "event": alarm.event}
             found |= details.get(alarm.model, {})
             audit_log.add(connection, alarm.last_s, "rule:contract", DEVICE_ALARM, subject, **found)

@@ -214,9 +214,11 @@ def latest(connection: sa.Connection, device: str) -> tuple[Telemetry, float] | 
 
 def totals_before(connection: sa.Connection, devices: Iterable[str], at_s: float) -> dict[str, Totals]:
     """Returns the counts of these devices at a wall time, by the last stored hour before it."""
-    wanted = (HISTORY.c.device.in_(list(devices)), HISTORY.c.at_s <= at_s)
+    conditions = (HISTORY.c.device.in_(list(devices)), HISTORY.c.at_s <= at_s)
     last = (
-        sa.select(HISTORY.c.device, sa.func.max(HISTORY.c.hour).label("hour")).where(*wanted).group_by(HISTORY.c.device)
+        sa.select(HISTORY.c.device, sa.func.max(HISTORY.c.hour).label("hour"))
+        .where(*conditions)
+        .group_by(HISTORY.c.device)
     )
     latest = last.subquery()
     query = sa.select(HISTORY.c.device, HISTORY.c.totals).join(

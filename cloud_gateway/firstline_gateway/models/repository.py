@@ -142,9 +142,9 @@ class Repository:
             return current
         try:
             versions = self.versions(name)
-            for known in versions:
-                if str(known) == version:
-                    return self.models[ModelKey(name, known)]
+            for number in versions:
+                if str(number) == version:
+                    return self.models[ModelKey(name, number)]
             raise UnknownModelError(
                 f"Model '{name}' has no version {shown(version)} on this gateway; "
                 f"it serves: {', '.join(map(str, versions))}."
@@ -238,5 +238,5 @@ class PendingModels:
 
     def take(self) -> set[ModelKey]:
         """Returns the versions that requests have asked for since the last call."""
-        wanted, self._wanted = self._wanted, set()
-        return wanted
+        keys, self._wanted = self._wanted, set()
+        return keys

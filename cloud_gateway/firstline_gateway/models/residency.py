@@ -246,10 +246,10 @@ class Orders:
                 found, refused = await self._memory.in_thread(partial(self._find, name))
             except ConfigError as error:  # there is no such folder
                 raise RequestError(error.message) from error
-            known = [key for key in self._memory.places if key.name == name]
+            keys = [key for key in self._memory.places if key.name == name]
             problems = [bundle.error.message for bundle in refused]
             if not found and not refused:
-                if not known:
+                if not keys:
                     raise UnknownModelError(
                         f"There is no bundle {shown(name)} in the models folder"
                         f"{did_you_mean(name, {key.name for key in self._memory.places})} To add it, put it there, "
@@ -264,7 +264,7 @@ class Orders:
                     self._note(served.key, error.message)
             if found:
                 here = {served.key for served in found} | {bundle.key for bundle in refused}
-                for key in known:
+                for key in keys:
                     if key not in here:
                         await self._stop_serving(
                             self._memory.places[key], "its bundle is no longer in the models folder"

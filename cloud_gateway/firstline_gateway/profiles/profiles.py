@@ -171,24 +171,24 @@ class Profiles:
                 raise ConflictError(f"{device} has not been accepted; run `firstline device accept {device}`.")
             before = found.desired.profiles
             same = next((one for one in before if asked.is_same(one)), None)
-            if same is not None and (known := request_of(found, same, now_s)).state is not ProfilingState.REFUSED:
-                return known
+            if same is not None and (existing := request_of(found, same, now_s)).state is not ProfilingState.REFUSED:
+                return existing
             others = _without(before, asked.bundle)
             refused = [one for one in others if request_of(found, one, now_s).state is ProfilingState.REFUSED]
             is_open = len(others) - len(refused)
             if is_open >= REQUESTS:
                 raise ConflictError(f"{device} has {is_open} profiles to measure, the most allowed; cancel one.")
             dropped = refused[: max(0, len(others) + 1 - REQUESTS)]  # the oldest
-            wanted = asked.desired(new_request_id())
-            _desire(connection, device, (*(one for one in others if one not in dropped), wanted))
-            details = {"bundle": wanted.bundle, "version": wanted.version, "request": wanted.id}
+            desired = asked.desired(new_request_id())
+            _desire(connection, device, (*(one for one in others if one not in dropped), desired))
+            details = {"bundle": desired.bundle, "version": desired.version, "request": desired.id}
             audit_log.add(connection, now_s, by, "profile.request", f"device:{device}", **details)
-            return replace(request_of(found, wanted, now_s), new=True)
+            return replace(request_of(found, desired, now_s), new=True)
 
-        made = await self.store.change(request)
-        if made.new:
+        created = await self.store.change(request)
+        if created.new:
             self.on_desired()
-        return made
+        return created
 
     async def cancel_request(self, device: str, bundle: str, by: str) -> None:
         """Cancels a request; a device that is measuring stops, and keeps the points that it has.

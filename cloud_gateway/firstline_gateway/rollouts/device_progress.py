@@ -175,8 +175,8 @@ def after_withdrawal(newer: Assignment, older: Assignment, rollout: Rollout, wan
 
 def after_report(assignment: Assignment, device: DeviceView | None, rollout: Rollout) -> Assignment:
     """Returns the assignment after the latest report of its device, or without one."""
-    gone = device is None  # decommissioned or revoked
-    if assignment.state in (_S.CONTROL, _S.WITHDRAWN, _S.RETURNED) or (assignment.state is _S.WAITING and not gone):
+    removed = device is None  # decommissioned or revoked
+    if assignment.state in (_S.CONTROL, _S.WITHDRAWN, _S.RETURNED) or (assignment.state is _S.WAITING and not removed):
         return assignment
     returning = assignment.state in (_S.RETURNING, _S.STRANDED)
     if device is None:

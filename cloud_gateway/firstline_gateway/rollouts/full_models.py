@@ -133,9 +133,9 @@ class FullModels:
         now_s = self.clock.monotonic_s()
         since_s = self.clock.wall_s() - self.retire_after_s
         await self._read_signed()
-        wanted = self.repository.pending.take() | await self.store.read(partial(needed, since_s=since_s))
-        self._failures = {key: failure for key, failure in self._failures.items() if key in wanted}
-        for key in sorted(wanted - set(self.repository.models)):
+        keys = self.repository.pending.take() | await self.store.read(partial(needed, since_s=since_s))
+        self._failures = {key: failure for key, failure in self._failures.items() if key in keys}
+        for key in sorted(keys - set(self.repository.models)):
             if key.name in self.repository.unloaded:
                 continue
             try:
@@ -150,7 +150,7 @@ class FullModels:
                 self._failures[key] = error.message
         self.repository.pending.offer(self._signed - self._failures.keys())
         for key in [key for key in self.repository.models if self._is_fetched(key)]:
-            if key in wanted:
+            if key in keys:
                 self._needed_s[key] = now_s
             elif now_s - self._needed_s.setdefault(key, now_s) >= self.retire_after_s:
                 await self._retire(key)

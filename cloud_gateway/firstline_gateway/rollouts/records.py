@@ -214,7 +214,7 @@ def assign(
         changed: the assignments.
         before: for those of a new stage, the period before it; their observation starts again.
     """
-    kept, new = list[dict[str, object]](), list[dict[str, object]]()
+    rows, new = list[dict[str, object]](), list[dict[str, object]]()
     for each in changed:
         row: dict[str, object] = {
             "rollout": rollout_id,
@@ -225,8 +225,8 @@ def assign(
         if each.device in before:
             new.append(row | {"before": before[each.device], "start": None})
         else:
-            kept.append(row)
-    upsert(connection, ASSIGNMENTS, *kept)
+            rows.append(row)
+    upsert(connection, ASSIGNMENTS, *rows)
     upsert(connection, ASSIGNMENTS, *new)
 
 
@@ -243,8 +243,8 @@ def _withdraw(connection: sa.Connection, rollout: Rollout, replaced: Mapping[str
         for names in batched(replaced):
             query = sa.select(_A.record).where(_A.rollout == newer.id, _A.device.in_(names))
             found: list[Assignment] = list(connection.execute(query).scalars())
-            wanted = newer.definition.manifest_sha256
-            after = [after_withdrawal(each, replaced[each.device], rollout, wanted) for each in found]
+            manifest_sha256 = newer.definition.manifest_sha256
+            after = [after_withdrawal(each, replaced[each.device], rollout, manifest_sha256) for each in found]
             assign(connection, newer.id, after, {})
 
 

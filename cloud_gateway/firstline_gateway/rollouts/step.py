@@ -316,15 +316,15 @@ def _install(changes: StepChanges, assignments: Mapping[str, Assignment], view: 
     elapsed_s = now.service_s - rollout.since_s - rollout.lost_s
     begun = sum(each.offered_s is not None and each.offered_s >= rollout.since_s for each in devices)
     waiting = [each for each in devices if each.state is _S.WAITING]
-    wanted = waiting[: max(0, due(rollout.current, begun + len(waiting), elapsed_s) - begun)]
-    for assignment in wanted[:_AT_ONCE]:
+    due_devices = waiting[: max(0, due(rollout.current, begun + len(waiting), elapsed_s) - begun)]
+    for assignment in due_devices[:_AT_ONCE]:
         device = view.devices.get(assignment.device)
         if device is None:
             changes.assigned[assignment.device] = replace(assignment, state=_S.WITHDRAWN)
             continue
         changes.assigned[assignment.device] = after = after_offer(assignment, device, rollout, now.service_s)
         changes.desired[assignment.device] = offer(after, rollout)
-    changes.more = len(wanted) > _AT_ONCE
+    changes.more = len(due_devices) > _AT_ONCE
     if abort_early(changes, devices, now):
         return
     if not any(each.state in UNFINISHED for each in stage_devices(rollout, {**assignments, **changes.assigned})):

@@ -40,9 +40,9 @@ def load(
     Raises:
         ConfigError: a source cannot be read, or contains invalid settings.
     """
-    given = Sources(file, None, environ or {}, ENVIRONMENT_PREFIX, overrides or {})
-    settings = sources.load(Settings, given)
-    with sources.naming_sources(Settings, given):
+    origins = Sources(file, None, environ or {}, ENVIRONMENT_PREFIX, overrides or {})
+    settings = sources.load(Settings, origins)
+    with sources.naming_sources(Settings, origins):
         _check(settings)
         base = file.parent if file is not None else Path()
         settings = sources.with_absolute_paths(settings, base)

@@ -74,9 +74,9 @@ def migrate(connection: Connection, tables: Tables, to: str = HEAD) -> None:
 
     config = Config()
     config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
-    known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
+    revisions = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
     for schema in (found, to):
-        if schema is not None and schema not in known:
+        if schema is not None and schema not in revisions:
             raise ConfigError(
                 f"Its schema is {schema}; this version of Firstline knows up to {HEAD}. Install the version that wrote "
                 "it, or name another store."

@@ -61,8 +61,8 @@ def _damage(file: BufferedReader) -> _Damage | None:
         return None
     magic, _, page_bytes, _, *salts, first, second = struct.unpack(">8I", header)
     order, sums = _BYTE_ORDERS.get(magic, ">"), (first, second)
-    known = magic in _BYTE_ORDERS and page_bytes in _PAGE_BYTES
-    if not known or _checksum(header[:24], order, (0, 0)) != sums:
+    is_log = magic in _BYTE_ORDERS and page_bytes in _PAGE_BYTES
+    if not is_log or _checksum(header[:24], order, (0, 0)) != sums:
         return _Damage(header, 0, b"")
     damage: _Damage | None = None
     committed = False  # whether the previous frame, from the damaged one on, ended a commit of this log

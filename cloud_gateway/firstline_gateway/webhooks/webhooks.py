@@ -134,12 +134,12 @@ class Webhooks:
         found = self._receivers.get(name)
         if found is None:
             names = sorted(self._receivers)
-            known = (
+            choices = (
                 listed(name, names, "it has:")
                 if names
                 else f"; add [webhooks.{quoted(name)}], and restart the gateway."
             )
-            raise NotFoundError(f"This gateway has no webhook {shown(name)} in its settings{known}")
+            raise NotFoundError(f"This gateway has no webhook {shown(name)} in its settings{choices}")
         message = messages.of_test(name, self._clock.wall_s())
         async with found.client() as client:
             attempt = await found.attempt(message, client)

@@ -141,28 +141,28 @@ class AuditPropensity:
         if not self._spacing_s:
             return target, target
         number = int(self._clock.monotonic_s() * _SLOTS / self._spacing_s)
-        known = self._sources.get(source)
-        if known is None:
+        history = self._sources.get(source)
+        if history is None:
             if not self._make_place(number):
                 return 0.0, 0.0
-            known = self._sources[source] = _Source()
-        if not known.slots or known.slots[-1].number != number:
-            known.begin(number)
-        slot = known.slots[-1]
+            history = self._sources[source] = _Source()
+        if not history.slots or history.slots[-1].number != number:
+            history.begin(number)
+        slot = history.slots[-1]
         slot.answers += 1
-        known.answers += 1
-        self._most_answers = max(self._most_answers, known.answers)
-        draw, propensity = sampling.spaced_probabilities(target, known.taken)
+        history.answers += 1
+        self._most_answers = max(self._most_answers, history.answers)
+        draw, propensity = sampling.spaced_probabilities(target, history.taken)
         slot.taken += propensity
-        known.taken += propensity
-        return draw if number - known.drawn > _SLOTS else 0.0, propensity
+        history.taken += propensity
+        return draw if number - history.drawn > _SLOTS else 0.0, propensity
 
     def charge(self, source: str, size_bytes: int) -> None:
         """Pays for an answer that was drawn, the latest of its source."""
         self._budget = sampling.charge(self._budget, size_bytes)
         if self._spacing_s:
-            known = self._sources[source]
-            known.drawn = known.slots[-1].number
+            history = self._sources[source]
+            history.drawn = history.slots[-1].number
         self._propensity_until_s = -math.inf
 
     def _find_propensity(self, now_s: float) -> None:

@@ -259,9 +259,9 @@ class CertificateStates:
             monitored.record.escalations_per_hour = notice.escalations_per_hour
             self.save()
         if notice.alarm and not monitored.record.state.broken:
-            known = notice.event in monitored.bounds
+            is_monitored = notice.event in monitored.bounds
             state = CertificateState("broken_in_fleet", _FLEET)
-            self._alarm(monitored, state, [notice.event] if known else list(monitored.bounds))
+            self._alarm(monitored, state, [notice.event] if is_monitored else list(monitored.bounds))
 
     def audited(self, monitored: MonitoredCertificate, sample: Sample, *, threshold: float) -> None:
         """Counts the result of one audit.

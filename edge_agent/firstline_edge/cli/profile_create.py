@@ -65,8 +65,8 @@ def _bundle(settings: EdgeSettings, name: str) -> Bundle:
     versions = [bundle for bundle in bundles if bundle.name == name]
     if not versions:
         names = sorted({bundle.name for bundle in bundles})
-        known = listed(name, names) if names else "; name a folder, or set models.directories."
-        raise ConfigError(f"'{name[:200]}' is neither a bundle's folder nor a model of models.directories{known}")
+        choices = listed(name, names) if names else "; name a folder, or set models.directories."
+        raise ConfigError(f"'{name[:200]}' is neither a bundle's folder nor a model of models.directories{choices}")
     return open_bundle(max(versions).path)
 
 

@@ -298,8 +298,8 @@ class LinkChain:
                     self.payload_bytes += size_bytes
                     response = await state.link.infer(request, granted_s)
                 await state.check_answer(request, response, outputs)
-            except asyncio.CancelledError as gone:
-                state.timed(flight, started_s, self._clock.monotonic_s(), gone)
+            except asyncio.CancelledError as cancelled:
+                state.timed(flight, started_s, self._clock.monotonic_s(), cancelled)
                 raise
             except BudgetExceededError as refusal:  # nothing was sent
                 error = refusal if error is nowhere else error

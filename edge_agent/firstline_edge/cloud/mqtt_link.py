@@ -231,10 +231,10 @@ class MqttLink:
             raise LinkDownError(f"Not connected to the MQTT broker at {self.address}{why}")
         count_traffic(self.name, sent=_size_bytes(publication))  # bytes that were sent in vain count as well
         try:
-            heard = await self._client.publish(publication)
+            accepted = await self._client.publish(publication)
         except ProtocolError as refusal:
             raise MessageRefusedError(refusal.message) from refusal
-        if not heard:
+        if not accepted:
             raise LinkDownError(f"No gateway listens at the MQTT broker at {self.address}.")
 
     def _on_response(self, message: Message) -> None:

@@ -208,8 +208,8 @@ class MqttTransport:
     async def send_telemetry(self, telemetry: Telemetry) -> None:
         """See `TwinTransport`."""
         try:
-            heard = await self._link.publish_document(self._link.topics.telemetry, msgspec.json.encode(telemetry))
-            if telemetry.ended and not heard:
+            accepted = await self._link.publish_document(self._link.topics.telemetry, msgspec.json.encode(telemetry))
+            if telemetry.ended and not accepted:
                 raise LinkDownError("No gateway listens to the reports at the MQTT broker.")
         except LinkError:
             if self._http is None:

@@ -69,8 +69,8 @@ def open_models(
     problems: list[RefusedBundle] = []
     paths = bundle_paths(directories)
     if copies is not None:
-        known = {path.resolve() for path in paths}
-        paths += [path for path in copies.sources(directories) if path not in known]
+        resolved = {path.resolve() for path in paths}
+        paths += [path for path in copies.sources(directories) if path not in resolved]
         copies.prune(paths)
     loaded: dict[ModelKey, Path] = {}
     for path in paths:

@@ -530,13 +530,13 @@ class Models:
     def unknown(self, name: str, version: str) -> UnknownModelError:
         """Returns the error about a model that this device does not hold, with what it holds instead."""
         if name in self._by_name:
-            held = ", ".join(self._by_name[name])
+            choices = ", ".join(self._by_name[name])
             return UnknownModelError(
-                f"This device holds {shown(name)} in version {held}, not in version {shown(version)}; name another "
+                f"This device holds {shown(name)} in version {choices}, not in version {shown(version)}; name another "
                 "version, or none for the newest."
             )
-        held = listed(name, sorted(self._by_name), "it holds:")
-        return UnknownModelError(f"This device holds no model {shown(name)}{held}")
+        choices = listed(name, sorted(self._by_name), "it holds:")
+        return UnknownModelError(f"This device holds no model {shown(name)}{choices}")
 
     def _index(self, name: str, versions: dict[str, DeviceModel]) -> None:
         if versions:

@@ -221,8 +221,8 @@ def _copy(old: sqlite3.Connection, fresh: sqlite3.Connection, table: str, seal: 
     for sequence in sorted(found):
         for row in _scan(old, one, (sequence,), both_ways=False):
             if _is_genuine(table, row, seal):
-                known = _is_known(row[-1], times.get(sequence), now_wall_s)
-                fresh.execute(insert, row if known else (*row[:-1], _UNKNOWN_TIME))
+                has_known_time = _is_known(row[-1], times.get(sequence), now_wall_s)
+                fresh.execute(insert, row if has_known_time else (*row[:-1], _UNKNOWN_TIME))
     (newest,) = fresh.execute(f"SELECT max({time}) FROM {table}").fetchone()  # noqa: S608
     unknown_as = max(EARLIEST_PLAUSIBLE_WALL_S, now_wall_s) if newest == _UNKNOWN_TIME else newest
     fresh.execute(f"UPDATE {table} SET {time} = ? WHERE {time} = ?", (unknown_as, _UNKNOWN_TIME))  # noqa: S608

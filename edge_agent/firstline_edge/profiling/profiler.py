@@ -130,9 +130,9 @@ class BundleMeasurement:
             )
         found = self.models.find(request.bundle, str(request.version) if request.version else "")
         if found is None:
-            known = ", ".join(f"{one.manifest.name} {one.version}" for one in self.models.all) or "none"
+            bundles = ", ".join(f"{one.manifest.name} {one.version}" for one in self.models.all) or "none"
             version = f" version {request.version}" if request.version else ""
-            raise ConfigError(f"This device does not have the bundle {request.bundle}{version}; it has: {known}.")
+            raise ConfigError(f"This device does not have the bundle {request.bundle}{version}; it has: {bundles}.")
         try:
             free_bytes = shutil.disk_usage(settings.state_dir).free
         except OSError as error:
@@ -168,11 +168,11 @@ class Profiler:
     _news: asyncio.Event = field(default_factory=asyncio.Event, init=False)
     _reported_s: float = field(default=float("-inf"), init=False)
 
-    def receive(self, wanted: tuple[DesiredProfile, ...]) -> None:
+    def receive(self, requests: tuple[DesiredProfile, ...]) -> None:
         """Sets the requests that the fleet makes now."""
-        self._requests = {one.id: one for one in wanted}
+        self._requests = {one.id: one for one in requests}
         self._progress = {
-            one.id: self._progress.get(one.id) or Profiling(one.id, one.bundle, _S.WAITING) for one in wanted
+            one.id: self._progress.get(one.id) or Profiling(one.id, one.bundle, _S.WAITING) for one in requests
         }
         self._news.set()
 

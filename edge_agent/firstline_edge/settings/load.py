@@ -65,11 +65,11 @@ def load(
     Raises:
         ConfigError: a source cannot be read or is invalid.
     """
-    given = Sources(file, text, os.environ if environ is None else environ, PREFIX, overrides or {})
-    settings = sources.load(EdgeSettings, given)
+    origins = Sources(file, text, os.environ if environ is None else environ, PREFIX, overrides or {})
+    settings = sources.load(EdgeSettings, origins)
     if file is not None:
         settings = sources.with_absolute_paths(settings, _resolved(file).parent)
-    with sources.naming_sources(EdgeSettings, given):
+    with sources.naming_sources(EdgeSettings, origins):
         check(settings)
         return _with_identity(settings)
 

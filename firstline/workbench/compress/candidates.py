@@ -89,9 +89,9 @@ def make_candidates(work: Work, parts: Parts) -> list[Candidate]:
             tflite_techniques.prepared(file, ready)
             return [_plain(work, name, make, ready, rows) for name, make in tflite_techniques.TECHNIQUES.items()]
         nodes = onnx_techniques.prepared(file, ready)
-        made = [_static(work, "static-int8", ready, rows, nodes)]
-        made += [_plain(work, name, make, ready, rows) for name, make in onnx_techniques.PLAIN.items()]
-        return made + (_students(work, work.lesson, ready, rows) if work.lesson is not None else [])
+        candidates = [_static(work, "static-int8", ready, rows, nodes)]
+        candidates += [_plain(work, name, make, ready, rows) for name, make in onnx_techniques.PLAIN.items()]
+        return candidates + (_students(work, work.lesson, ready, rows) if work.lesson is not None else [])
 
 
 def _students(work: Work, lesson: Lesson, teacher: Path, rows: Array) -> list[Candidate]:

@@ -61,13 +61,13 @@ def static_int8(source: Path, rows: Array, out: Path) -> None:
     from ai_edge_quantizer.recipe_manager import RecipeManager
     from ai_edge_quantizer.utils.qsv_utils import min_max_update
 
-    wanted, manager, content = recipe.static_wi8_ai8(), RecipeManager(), source.read_bytes()
-    manager.load_quantization_recipe(wanted)
+    quantization, manager, content = recipe.static_wi8_ai8(), RecipeManager(), source.read_bytes()
+    manager.load_quantization_recipe(quantization)
     with _quietly():
         calibrator = Calibrator(content, num_threads=1, qsv_update_func=min_max_update)
         signature, ports = next(iter(calibrator.get_signature_list().items()))
         calibrator.calibrate({signature: [{ports["inputs"][0]: row} for row in rows[:, np.newaxis]]}, manager)
-        _quantised(content, wanted, out, calibrator.get_model_qsvs())
+        _quantised(content, quantization, out, calibrator.get_model_qsvs())
 
 
 def dynamic_int8(source: Path, _rows: Array, out: Path) -> None:
@@ -91,11 +91,11 @@ TECHNIQUES: dict[str, Callable[[Path, Array, Path], None]] = {
 }
 
 
-def _quantised(content: bytes, wanted: Any, out: Path, seen: Any = None) -> None:
+def _quantised(content: bytes, quantization: Any, out: Path, seen: Any = None) -> None:
     from ai_edge_quantizer.quantizer import Quantizer
 
     with _quietly():
-        found = Quantizer(content, wanted).quantize(seen, enable_progress_bar=False, enable_progress_report=False)
+        found = Quantizer(content, quantization).quantize(seen, enable_progress_bar=False, enable_progress_report=False)
     out.write_bytes(bytes(found.quantized_model))
 
 

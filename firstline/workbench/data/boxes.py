@@ -174,12 +174,12 @@ def read_yolo_boxes(file: Path, size: tuple[int, int], labels: int) -> Boxes:
 
 def _fault(label: str, place: Sequence[str], labels: int) -> str:
     """Returns what is wrong with a line in YOLO's form, and what to write; "" if nothing is."""
-    known = class_numbers(labels)
+    numbers = class_numbers(labels)
     if not (label.isascii() and label.isdigit()):
-        return f"has the class {label[:60]!a}; write its number, {known}"
+        return f"has the class {label[:60]!a}; write its number, {numbers}"
     if len(label) > 9 or int(label) >= labels:
         return (
-            f"has the class {label[:60]}, but the bundle's labels are {known}; correct the number, or delete the line"
+            f"has the class {label[:60]}, but the bundle's labels are {numbers}; correct the number, or delete the line"
         )
     if len(place) != 4:
         return f"has {len(place)} numbers after the class; write 4: centre x and y, width and height"

@@ -179,8 +179,8 @@ class Dataset:
             spec.name: self._truth_column(spec, task, inputs, is_label=position == 0)
             for position, spec in enumerate(task.truth)
         }
-        known = {name: array for name, array in found.items() if array is not None}
-        return known if len(known) == len(found) else None
+        arrays = {name: array for name, array in found.items() if array is not None}
+        return arrays if len(arrays) == len(found) else None
 
     def required_truth(self, task: Task, inputs: Sequence[InputSpec] = ()) -> Arrays:
         """Returns `truth`.
@@ -499,9 +499,9 @@ def _label_of(cell: str, positions: Mapping[str, int], count: int, where: str, a
             )
         return int(cell)
     if cell not in positions:
-        known = ", ".join(list(positions)[:10]) + ", ..." * (len(positions) > 10)
+        some = ", ".join(list(positions)[:10]) + ", ..." * (len(positions) > 10)
         raise ConfigError(
-            f"{where} has label '{cell}'; use a label of the bundle ({known}), or its number, {class_numbers(count)}."
+            f"{where} has label '{cell}'; use a label of the bundle ({some}), or its number, {class_numbers(count)}."
         )
     return positions[cell]
 

@@ -91,33 +91,33 @@ def _check_classifiers(edge: Arrays, full: Arrays) -> str:
     classes = edge[PROBABILITIES].shape[1]
     by_chance = float((np.bincount(ours, minlength=classes) * np.bincount(theirs, minlength=classes)).sum())
     by_chance /= len(ours) ** 2
-    said = f"both models give the same label to {share:.0%} of the data ({by_chance:.0%} would be chance)"
+    sentence = f"both models give the same label to {share:.0%} of the data ({by_chance:.0%} would be chance)"
     if by_chance == 1:
         raise ConfigError(
             f"Both models give one and the same label to all {len(ours)} rows that are compared, which shows nothing "
             "about the models. Give data with inputs of several labels."
         )
     if share > by_chance + 3 * np.sqrt(max(by_chance * (1 - by_chance), 1e-4) / len(ours)):
-        return said
+        return sentence
     shifted = next((step for step in (-1, 1) if float((ours == theirs + step).mean()) > max(2 * share, 0.2)), 0)
     cause = (
         f"Its labels are shifted by {abs(shifted)} against those of the full model, as by a background class"
         if shifted
         else "Its inputs are prepared wrongly, its labels have another order, or it is another model"
     )
-    raise ConfigError(f"The edge model does not fit the full model: {said}. {cause}. No bundle was made.")
+    raise ConfigError(f"The edge model does not fit the full model: {sentence}. {cause}. No bundle was made.")
 
 
 def _check_others(task: Task, edge: Arrays, full: Arrays) -> str:
     """Compares each answer with the full model's to the same input and to the next one."""
     agreement = similarity(task, edge, full)
     by_chance = similarity(task, edge, {name: np.roll(array, 1, axis=0) for name, array in full.items()})
-    said = f"their answers agree to {float(agreement.mean()):.0%} ({float(by_chance.mean()):.0%} would be chance)"
+    sentence = f"their answers agree to {float(agreement.mean()):.0%} ({float(by_chance.mean()):.0%} would be chance)"
     gain = agreement - by_chance
     if len(gain) < 2 or float(gain.mean()) > 2 * float(gain.std(ddof=1)) / np.sqrt(len(gain)):
-        return said
+        return sentence
     raise ConfigError(
-        f"The edge model does not fit the full model: {said}. Its inputs are prepared wrongly, its classes have "
+        f"The edge model does not fit the full model: {sentence}. Its inputs are prepared wrongly, its classes have "
         "another order, or it is another model. No bundle was made."
     )
 

@@ -145,9 +145,9 @@ def _detector(role: str, reading: Reading, labels: tuple[str, ...]) -> Reading:
     if reading.labels:
         positions = {name: position for position, name in enumerate(labels)}
         found = [positions.get(name, -1) for name in reading.labels]
-        known = [number for number in found if number >= 0]
+        numbers = [number for number in found if number >= 0]
         used = [name for name in reading.labels if not _unused([name])]
-        if len(known) < _LEAST_SHARE * min(len(used), len(labels)):
+        if len(numbers) < _LEAST_SHARE * min(len(used), len(labels)):
             raise ConfigError(
                 f"The {role} model's own labels are {', '.join(used[:5])}, ..., and the bundle's "
                 f"{', '.join(labels[:5])}, ...; both models need the same classes, or names given with --labels FILE."

@@ -100,12 +100,12 @@ def _anomalies(
             "An anomaly model needs an operating score, which the data decide by labels: a column "
             "`label` with 0 for normal rows and 1 for anomalies. Name another column with --label-column."
         )
-    known = truth[LABEL] != UNLABELLED
+    labelled = truth[LABEL] != UNLABELLED
     reference, against = truth[LABEL] == 1, "the labels"
     chosen, decided = dict(models), list[str]()
     for role in (role for role in (FULL, EDGE) if role in models):
         scores = trials[role].outputs(models[role])[SCORE].astype(np.float64)
-        value, side, f1 = _best_threshold(scores[known], reference[known])
+        value, side, f1 = _best_threshold(scores[labelled], reference[labelled])
         if not f1:
             raise ConfigError(f"The data has no anomaly by {against}, so the {role} model gets no operating score.")
         spread = float(np.quantile(scores, 0.75) - np.quantile(scores, 0.25)) or abs(value) or 1.0

@@ -248,8 +248,8 @@ def _inputs(readings: Iterable[Reading]) -> tuple[InputSpec, ...]:
     feeds: dict[str, InputSpec] = {}
     for reading in readings:
         open_ones = [one for one in reading.choices if one.field == "standardized"]
-        for way in (reading, *(reading.with_value(one, "standardize") for one in open_ones)):
-            feeds |= {feed.spec.name: feed.spec for feed in way.feeds}
+        for alternative in (reading, *(reading.with_value(one, "standardize") for one in open_ones)):
+            feeds |= {feed.spec.name: feed.spec for feed in alternative.feeds}
     return tuple(feeds.values())
 
 

@@ -67,9 +67,9 @@ class Settler:
                 decision = _asked(role, decision, values, chosen, sheet)
             reading = reading.with_value(choice, decision.value).noted(decision.why)
         if chosen:
-            asked = "nothing more" if len(chosen) < len(self.chosen[role]) else "nothing"
+            answer = "nothing more" if len(chosen) < len(self.chosen[role]) else "nothing"
             raise ConfigError(
-                f"--choose {role}={chosen[0]} answers no question: {asked} was asked about the {role} model. Leave it "
+                f"--choose {role}={chosen[0]} answers no question: {answer} was asked about the {role} model. Leave it "
                 "out."
             )
         trials.outputs(reading)  # fails if the model does not run with these steps

@@ -103,8 +103,10 @@ def detr(file: ModelFile, image: Start, outputs: Sequence[Output]) -> Iterator[R
     queries, columns = logits[0].shape
     if queries > _MOST_QUERIES:  # anchors of an SSD without suppression
         return
-    known = len(file.labels)
-    softmax = known == columns - 1 if known in (columns - 1, columns) else columns in (92, 22) or queries == 100
+    label_count = len(file.labels)
+    softmax = (
+        label_count == columns - 1 if label_count in (columns - 1, columns) else columns in (92, 22) or queries == 100
+    )
     classes = columns - softmax
     names = ":".join(escaped(each.name) for each in (logits[0], boxes[0]))
     activation, other = ("softmax", "sigmoid") if softmax else ("sigmoid", "softmax")
@@ -112,15 +114,15 @@ def detr(file: ModelFile, image: Start, outputs: Sequence[Output]) -> Iterator[R
     yield image.reading(
         "detr",
         "detection",
-        LIKELY if known else 0.7,
+        LIKELY if label_count else 0.7,
         decoder=decoders[0],
         classes=classes,
-        class_map="coco91" if classes == 91 and known in (0, 91) else "",
+        class_map="coco91" if classes == 91 and label_count in (0, 91) else "",
         score=0.5,
         inside=True,
         choices=(
             Choice("scaling", ("imagenet", "unit") if softmax else ("unit", "imagenet")),
-            *(() if known or columns in (80, 92) else (Choice("decoder", decoders, known=False),)),
+            *(() if label_count or columns in (80, 92) else (Choice("decoder", decoders, known=False),)),
             _COLOURS,
             _STRETCHED,
         ),
@@ -169,11 +171,11 @@ def fastestdet(file: ModelFile, image: Start, outputs: Sequence[Output]) -> Iter
     width, height = image.inputs.size
     if channels < 6 or (height // rows, width // columns) != (16, 16):
         return
-    known = channels - 5 in (80, len(file.labels))
+    fits_labels = channels - 5 in (80, len(file.labels))
     yield image.reading(
         "fastestdet",
         "detection",
-        SURE if known else LIKELY,
+        SURE if fits_labels else LIKELY,
         decoder="fastestdet",
         classes=channels - 5,
         score=0.6,
@@ -242,11 +244,11 @@ def yolo(file: ModelFile, image: Start, outputs: Sequence[Output]) -> Iterator[R
         yield from _queries(file, image, output, columns, count)
         return
     boxes, strides = grids.get(count, (1 if transposed else 3, _STRIDES))
-    known = (len(file.labels),) if file.labels else (80,)
+    class_counts = (len(file.labels),) if file.labels else (80,)
     values = output.values if output.values is None or not transposed else output.values.T
-    without_objectness = columns - 4 in known or (transposed and columns - 5 not in known)
+    without_objectness = columns - 4 in class_counts or (transposed and columns - 5 not in class_counts)
     if boxes == 1 and not transposed and not without_objectness:
-        yield _yolox(image, output, values, strides, known)
+        yield _yolox(image, output, values, strides, class_counts)
         return
     unit = "fractions" if values is not None and float(np.abs(values[:, :4]).max()) <= 4 else "pixels"
     family = "yolov8 to yolo11" if without_objectness else "yolov5 or yolov7"
@@ -255,7 +257,7 @@ def yolo(file: ModelFile, image: Start, outputs: Sequence[Output]) -> Iterator[R
     yield image.reading(
         family,
         "detection",
-        SURE if ultralytics or classes in known else LIKELY,
+        SURE if ultralytics or classes in class_counts else LIKELY,
         decoder=step,
         output=output.name,
         classes=classes,
@@ -272,7 +274,7 @@ def yolo(file: ModelFile, image: Start, outputs: Sequence[Output]) -> Iterator[R
 
 
 def _yolox(
-    image: Start, output: Output, values: Array | None, strides: tuple[int, ...], known: tuple[int, ...]
+    image: Start, output: Output, values: Array | None, strides: tuple[int, ...], class_counts: tuple[int, ...]
 ) -> Reading:
     """Returns YOLOX; its exports with the decoding inside have boxes in pixels, like those of YOLOv6."""
     assert image.inputs.size is not None  # noqa: S101 (checked by the caller)
@@ -282,7 +284,7 @@ def _yolox(
     return image.reading(
         "yolox with decoding inside" if decoded else "yolox",
         "detection",
-        SURE if columns - 5 in known else LIKELY,
+        SURE if columns - 5 in class_counts else LIKELY,
         decoder="yolo:objectness=true" if decoded else step,
         output=output.name,
         classes=columns - 5,

@@ -103,11 +103,11 @@ def image_input(file: ModelFile) -> Reading | None:
         any_size = "imgsz" not in file.metadata
         assumptions.append(f"the model takes any size; {width}x{height} {why}")
     quantised = ""
-    if (held := file.ranges.get(spec.name)) is not None:
-        low, high = held
+    if (value_range := file.ranges.get(spec.name)) is not None:
+        low, high = value_range
         std = 255 / (high - low)
         quantised = f"scale:{-low * std + 0.0:.5g}:{std:.5g}"
-        if channels == 3 and np.allclose(held, _OF_IMAGENET, rtol=_CALIBRATED):
+        if channels == 3 and np.allclose(value_range, _OF_IMAGENET, rtol=_CALIBRATED):
             quantised = "imagenet"  # each colour has a range of its own within the one of the input
             assumptions.append(f"its input holds {low:.3g} to {high:.3g}, as pixels with ImageNet's mean and deviation")
     return _begun(

@@ -285,13 +285,13 @@ def declared_inputs(
         InvalidTensorError: an input is missing, unknown, repeated, not as declared, or has another number of rows than
             the others, or the request names an output that the bundle does not have.
     """
-    given: dict[str, Array] = {}  # loops, because comprehensions are calls before Python 3.12
+    arrays: dict[str, Array] = {}  # loops, because comprehensions are calls before Python 3.12
     inputs: dict[str, Array] = {}
     for tensor in request.inputs:
-        given[tensor.name] = tensor.array
+        arrays[tensor.name] = tensor.array
     for spec in manifest.inputs:
-        if spec.name in given:
-            inputs[spec.name] = given[spec.name]
+        if spec.name in arrays:
+            inputs[spec.name] = arrays[spec.name]
     has_all = len(inputs) == len(manifest.inputs) or inputs.keys() >= {*needed}
     if len(inputs) != len(request.inputs) or not has_all:
         raise _other_inputs(request, manifest, needed)
@@ -310,15 +310,15 @@ def declared_inputs(
 
 
 def _other_inputs(request: InferRequest, manifest: Manifest, needed: Sequence[str]) -> InvalidTensorError:
-    known = [spec.name for spec in manifest.inputs]
+    names = [spec.name for spec in manifest.inputs]
     sent = ", ".join([shown(tensor.name) for tensor in request.inputs[:_NAMES_SHOWN]])
-    if len(known) == 1:
+    if len(names) == 1:
         return InvalidTensorError(
-            f"Model '{manifest.name}' takes one input, '{known[0]}'; the request has: {sent}. Rename or remove it."
+            f"Model '{manifest.name}' takes one input, '{names[0]}'; the request has: {sent}. Rename or remove it."
         )
-    enough = "" if len(needed) == len(known) else f" ({', '.join(map(repr, needed))} at least)"
+    enough = "" if len(needed) == len(names) else f" ({', '.join(map(repr, needed))} at least)"
     return InvalidTensorError(
-        f"Model '{manifest.name}' takes the inputs {', '.join(map(repr, known))}{enough}, each once; the request has: "
+        f"Model '{manifest.name}' takes the inputs {', '.join(map(repr, names))}{enough}, each once; the request has: "
         f"{sent}."
     )
 

@@ -271,10 +271,10 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True, dict=True):
         Raises:
             ConfigError: there is none of that id.
         """
-        known = {model.id: model for model in self.models}
-        if id_ not in known:
-            raise ConfigError(f"Bundle '{self.name}' has no model '{id_}'{listed(id_, known, 'it has:')}")
-        return known[id_]
+        models = {model.id: model for model in self.models}
+        if id_ not in models:
+            raise ConfigError(f"Bundle '{self.name}' has no model '{id_}'{listed(id_, models, 'it has:')}")
+        return models[id_]
 
     @property
     def needs_event(self) -> bool:

@@ -280,8 +280,8 @@ def _is_version_2(tree: Tree) -> bool:
 
 
 def _least(readings: Iterable[FileReading], of: str) -> FileReading:
-    known = [each for each in readings if isinstance(each, Measured)]
-    return least(known, f"No control group limits this process's {of}.")
+    measured = [each for each in readings if isinstance(each, Measured)]
+    return least(measured, f"No control group limits this process's {of}.")
 
 
 def _limit(tree: Tree, group: str) -> FileReading:

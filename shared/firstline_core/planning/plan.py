@@ -174,7 +174,7 @@ def _runs(key: PointKey, chosen: Candidate) -> bool:
 
 def _candidate(manifest: Manifest, model: Model, point: Point, escalation_ms: float | None) -> Candidate:
     certificate, row_ms = valid_certificate(manifest, model), point.query.p50_ms
-    kept = certificate.kept if certificate is not None else None
+    edge_share = certificate.kept if certificate is not None else None
     return Candidate(
         model.id,
         point.key.provider,
@@ -183,8 +183,8 @@ def _candidate(manifest: Manifest, model: Model, point: Point, escalation_ms: fl
         point.query.p99_ms,
         point.offline_per_s,
         point.energy_mj,
-        kept,
-        row_ms + (1 - kept) * escalation_ms if kept is not None and escalation_ms is not None else None,
+        edge_share,
+        row_ms + (1 - edge_share) * escalation_ms if edge_share is not None and escalation_ms is not None else None,
     )
 
 

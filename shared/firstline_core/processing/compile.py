@@ -401,8 +401,8 @@ def _scale(step: ops.Scale, channels: int, *, moved: bool) -> ArrayFunction:
     _require(alike, f"scale has {mean.size} means and {std.size} stds; give one or one a channel.")
     wide = max(sizes)
     _require(wide == 1 or not moved, "scale by channel comes before layout, flatten, graph and steps for signals.")
-    known = wide == 1 or channels in (-1, wide)
-    _require(known, f"scale has {wide} channels, but the input has {channels}.")
+    fits = wide == 1 or channels in (-1, wide)
+    _require(fits, f"scale has {wide} channels, but the input has {channels}.")
     if wide == 1:  # scalars are faster than arrays of one
         divisor, shift = np.float32(std.item()), np.float32(mean.item())
         if shift == 0:

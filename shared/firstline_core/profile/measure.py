@@ -246,8 +246,8 @@ def measure_profile(
     cores = hardware.processor.usable_cores
     keys = profile_keys(manifest, options, cores)
     profile = update_profile(path, lambda before: _begun(empty, before, manifest), warn)
-    known = {} if options.again else {point.key: point.heated_s for point in profile.points}
-    left, seconds = [key for key in keys if known.get(key) != options.heat_s(key)], options.seconds(len(keys))
+    heated_s = {} if options.again else {point.key: point.heated_s for point in profile.points}
+    left, seconds = [key for key in keys if heated_s.get(key) != options.heat_s(key)], options.seconds(len(keys))
     for done, key in enumerate(left):
         progress(done, len(left), f"{key.variant}, {key.describe()}")
         needed = need(key, manifest.model(key.variant), profile, cores)

@@ -164,8 +164,8 @@ def _known(metadata: ModelMetadata, values: Mapping[str, Any]) -> list[TensorSpe
     if unknown or not given:
         if not unknown:
             raise InvalidTensorError(f"Model '{metadata.name}' gets no input; give its inputs: {_names(metadata)}.")
-        known = listed(unknown[0], [spec.name for spec in metadata.inputs], "remove it, or rename it to one of")
-        raise InvalidTensorError(f"Model '{metadata.name}' has no input {shown(unknown[0])}{known}")
+        choices = listed(unknown[0], [spec.name for spec in metadata.inputs], "remove it, or rename it to one of")
+        raise InvalidTensorError(f"Model '{metadata.name}' has no input {shown(unknown[0])}{choices}")
     return given
 
 

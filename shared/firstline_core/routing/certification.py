@@ -358,8 +358,8 @@ class RiskTests:
         if self._exact:
             # More kept rows without another error only lower the p-value: compute it only where errors are added.
             steps = np.flatnonzero(np.diff(errors[:testable], prepend=-1) > 0)
-            known = binomial.cdf(errors[steps], kept[steps], self.epsilon)
-            found[:testable] = np.repeat(known, np.diff(np.append(steps, testable)))
+            tested = binomial.cdf(errors[steps], kept[steps], self.epsilon)
+            found[:testable] = np.repeat(tested, np.diff(np.append(steps, testable)))
         elif not self._by_betting:
             found[:testable] = bounds.hoeffding_bentkus(errors[:testable], kept[:testable], self.epsilon)
         else:

@@ -37,8 +37,8 @@ def audit_log_routes(audit_log: AuditLog, rollouts: Rollouts, access: Access) ->
         kind, _, name = subject.partition(":")
         if kind == "rollout":
             await check_own(rollouts, person, name)
-        wanted = EntryFilter(after, subject, action, since_s, before)
-        return answer(await audit_log.page(wanted, limit))
+        entry_filter = EntryFilter(after, subject, action, since_s, before)
+        return answer(await audit_log.page(entry_filter, limit))
 
     @router.get(wire.AUDIT_HEAD_PATH)
     async def read_head() -> Response:

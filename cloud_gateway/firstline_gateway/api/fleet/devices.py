@@ -63,8 +63,8 @@ def device_routes(fleet: Fleet, enrolled: Devices, access: Access) -> APIRouter:
         limit: PageLimit = PAGE,
     ) -> Response:
         """The devices, filtered by a selector of tags, a part of the name, a model and presence."""
-        wanted = Filter(selector, search, model, version, presence, accepted)
-        return answer(await fleet.page(after, limit, wanted, sort))
+        device_filter = Filter(selector, search, model, version, presence, accepted)
+        return answer(await fleet.page(after, limit, device_filter, sort))
 
     @router.get(_ONE, openapi_extra=UNCHANGED)
     async def read_device(request: Request, name: DeviceName) -> Response:

@@ -105,8 +105,8 @@ def profile_routes(profiles: Profiles, access: Access) -> APIRouter:
     @router.post(_REQUESTS, responses=NEW, openapi_extra=body_schema(wire.NewProfileRequest))
     async def ask(request: Request, principal: Operator, name: DeviceName) -> Response:
         """Request that a device measures a bundle: 201 if new, 200 if already requested."""
-        wanted = await body_of(request, wire.NewProfileRequest)
-        created = await profiles.request(name, wanted, principal)
+        new_request = await body_of(request, wire.NewProfileRequest)
+        created = await profiles.request(name, new_request, principal)
         return answer(created, 201 if created.new else 200)
 
     @router.delete(_REQUESTS + "/{bundle}")

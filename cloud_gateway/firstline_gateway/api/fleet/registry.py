@@ -202,8 +202,8 @@ def alias_routes(registry: Registry | None, access: Access) -> APIRouter:
     @router.put(_ALIAS, openapi_extra=body_schema(wire.AliasRequest))
     async def write_alias(request: Request, principal: Operator, model: ModelName, alias: AliasName) -> Response:
         """Set an alias to a version."""
-        wanted = await body_of(request, wire.AliasRequest)
-        return answer(await _opened(registry).aliases.set(model, alias, wanted.version, principal))
+        alias_request = await body_of(request, wire.AliasRequest)
+        return answer(await _opened(registry).aliases.set(model, alias, alias_request.version, principal))
 
     @router.post(_ALIAS + "/revert")
     async def revert_alias(principal: Operator, model: ModelName, alias: AliasName) -> Response:

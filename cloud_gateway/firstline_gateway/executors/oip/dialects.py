@@ -233,8 +233,8 @@ class V2Model(RemoteModel):
                     self.check_loads = False
         except FirstlineError as error:
             return error.message
-        known = self.loaded.runtime
-        if (known.inputs, known.outputs) != (inputs, outputs):
+        expected = self.loaded.runtime
+        if (expected.inputs, expected.outputs) != (inputs, outputs):
             return "It takes or gives something else than it does on another server."
         return ""
 

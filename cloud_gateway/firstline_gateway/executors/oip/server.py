@@ -243,7 +243,7 @@ class OipServer:
         clock, failures, models_at_s = self.group.clock, 0.0, float("-inf")
         while True:
             try:
-                before, known, now_s = self.answers, self.problem, clock.monotonic_s()
+                before, last_problem, now_s = self.answers, self.problem, clock.monotonic_s()
                 problem, weight = await self._check()
                 failures = failures + weight if problem else 0
                 if not problem:
@@ -255,7 +255,7 @@ class OipServer:
                     self._mark_unavailable(problem)
                 if self.answers and not before:
                     log.info("server answers", server=self.url)
-                elif self.problem != known:
+                elif self.problem != last_problem:
                     log.warning("server does not answer", server=self.url, problem=self.problem)
             except LinkError as error:  # it went away between two questions
                 self._mark_unavailable(self._away(error))

@@ -118,14 +118,14 @@ def latency_p95_ms(counts: ModelCounts) -> float | None:
     total = sum(counts.latency)
     if total < _FEWEST_LATENCIES:
         return None
-    wanted, below = 0.95 * total, 0.0
+    rank, below = 0.95 * total, 0.0
     for index, count in enumerate(counts.latency):
-        if below + count >= wanted:
+        if below + count >= rank:
             upper = LATENCY_BOUNDS_MS[min(index, len(LATENCY_BOUNDS_MS) - 1)]
             lower = LATENCY_BOUNDS_MS[index - 1] if index else upper / 2
             if index >= len(LATENCY_BOUNDS_MS):
                 lower, upper = upper, upper * 2
-            return lower * math.pow(upper / lower, (wanted - below) / count)
+            return lower * math.pow(upper / lower, (rank - below) / count)
         below += count
     return None
 

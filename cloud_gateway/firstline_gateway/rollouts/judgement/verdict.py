@@ -267,11 +267,11 @@ def _compared(named: tuple[str, Limit], tested: statistics.ClassGroups, p_value:
 
     Its limit of detection is for a difference of that class on all boards.
     """
-    (name, limit), known = named, [groups for groups in tested.classes if all(groups.counts)]
-    if not known:
+    (name, limit), counted = named, [groups for groups in tested.classes if all(groups.counts)]
+    if not counted:
         counts = tested.classes[0].counts
         return FindingState(name, None, None, limit.tolerance, p_value, level, None, counts, limit.must_detect)
-    worst = max(known, key=lambda groups: statistics.difference(groups, limit.tolerance))
+    worst = max(counted, key=lambda groups: statistics.difference(groups, limit.tolerance))
     treated, control = map(finite, worst.means)
     everywhere = next(groups for groups in tested.classes if groups.name == worst.name)  # on all boards
     smallest = statistics.smallest_detectable(

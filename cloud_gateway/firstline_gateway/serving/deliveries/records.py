@@ -137,10 +137,10 @@ def put(connection: Connection, key: DeliveryKey, record: Record, *, service_s: 
     added = insert(connection, DELIVERIES).values(row).on_conflict_do_nothing().returning(DELIVERIES.c.sequence)
     sequence = connection.execute(added).scalar()
     if sequence is None:
-        known = find(connection, key)
-        if known is None:
+        existing = find(connection, key)
+        if existing is None:
             connection.execute(update(DELIVERIES).where(*_is(key)).values(row))
-        return known
+        return existing
     # By their order, which does not depend on a clock.
     connection.execute(delete(DELIVERIES).where(DELIVERIES.c.sequence <= sequence - limit))
     return None

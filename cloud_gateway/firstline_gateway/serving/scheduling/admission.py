@@ -510,14 +510,14 @@ class Shares:
         share = math.prod(_LEAVES for above in range(1, level) if self._levels.get(above, -math.inf) >= expected_s)
         return min(share, _AUDITS_SHARE) if level == AUDIT_LEVEL else share
 
-    def allows(self, mine: float, taken: float, room: float) -> bool:
+    def allows(self, mine: float, taken: float, limit: float) -> bool:
         """Returns whether a client may take room.
 
         Args:
             mine: the room of this client.
             taken: the room of all clients together.
-            room: all room, in the same unit.
+            limit: all room, in the same unit.
         """
         if self.clients == 1:
-            return taken <= room
-        return taken <= room and mine <= max(room - taken, room / self.clients)
+            return taken <= limit
+        return taken <= limit and mine <= max(limit - taken, limit / self.clients)
