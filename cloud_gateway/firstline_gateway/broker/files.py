@@ -44,7 +44,9 @@ class BrokerFolder:
     settings: Settings
 
     def __post_init__(self) -> None:
+        # Both are kept until a call has written all files.
         self._is_reload_due = False
+        self._refused: set[str] = set()
 
     def refresh(self, authorities: Authorities, credentials: KnownCredentials, now_s: float) -> set[str]:
         """Writes missing and changed files, and makes the broker reload them. Blocks.
@@ -66,18 +68,18 @@ class BrokerFolder:
         denied_before = config.denied_devices(self._text(config.ACCESS_LIST))
         denied = credentials.revoked_devices | {device for device in denied_before if not credentials.knows(device)}
         before = parse_lists(self._text(config.REVOCATIONS), authorities)
-        self._put(config.CONFIGURATION, config.configuration(self.settings))
+        self._refused |= {one.device for one in listed if one.serial not in before.revoked} | (denied - denied_before)
+        self._put(config.ACCESS_LIST, config.access_list(self.settings.mqtt.prefix, denied))
         self._put(BROKER_AUTHORITIES_FILE, authorities.pem)
+        self._revocations(authorities, listed, before, now_s)
         self._certificate(authorities, now_s)
         self._password()
-        # Last: a call that fails before them is repeated with all devices that are refused since.
-        self._revocations(authorities, listed, before, now_s)
-        self._put(config.ACCESS_LIST, config.access_list(self.settings.mqtt.prefix, denied))
+        self._put(config.CONFIGURATION, config.configuration(self.settings))  # last: `run.sh` starts a broker with it
         if self._is_reload_due:
             self._reload()
             self._is_reload_due = False
-        lost = {one.device for one in listed if one.serial not in before.revoked}
-        return lost | (denied - denied_before)
+        refused, self._refused = self._refused, set()
+        return refused
 
     @property
     def path(self) -> Path:

@@ -144,6 +144,17 @@ def test_an_interrupted_revocation_is_completed_later(tmp_path: Path, blocked: s
         assert len(signals) == 1
 
 
+def test_the_configuration_appears_when_a_broker_can_start(tmp_path: Path) -> None:
+    path = tmp_path / "broker"
+    (path / CERTIFICATE).mkdir(parents=True)
+    with pytest.raises(ConfigError, match=CERTIFICATE):
+        refreshed(path)
+    assert not (path / CONFIGURATION).exists()
+    (path / CERTIFICATE).rmdir()
+    refreshed(path)
+    assert (path / CONFIGURATION).exists()
+
+
 @contextlib.contextmanager
 def sighups() -> Iterator[list[int]]:
     """The signals to reload that this process gets meanwhile."""
