@@ -172,10 +172,8 @@ def _credentials(tls: ServerTls, *, demand: bool) -> grpc.ServerCredentials:
         files = tls.files
         if files is used:
             return None  # as before
-        changed = configuration(
-            files
-        )  # if it raises, gRPC uses the previous ones, and calls this for the next handshake
-        used = files
+        changed = configuration(files)
+        used = files  # after that: if it raises, gRPC uses the previous files, and calls this for the next handshake
         return changed
 
     return grpc.dynamic_ssl_server_credentials(configuration(used), fetch, require_client_authentication=demand)
