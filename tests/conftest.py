@@ -46,8 +46,9 @@ BrokerStarter = Callable[..., Broker]
 
 _CHECKOUT = Path(__file__).parents[1]
 _UNIT, _PROPERTY = (Path(__file__).parent / folder for folder in ("unit", "property"))
-# As long as the process: of `firstline_core.protocol.http`, tqdm and grpc.aio.
-_LASTING_THREADS = ("decoding", "tqdm_monitor", "_poll_wrapper")
+# As long as the process: of `firstline_core.protocol.http`, tqdm and grpc.aio, and those that gRPC itself starts, which
+# Python names "Dummy-N" after they called Python code.
+_LASTING_THREADS = ("decoding", "tqdm_monitor", "_poll_wrapper", "Dummy-")
 _CLIENTS_PYTHON = _CHECKOUT / ".venv-clients" / "bin" / "python"
 
 
