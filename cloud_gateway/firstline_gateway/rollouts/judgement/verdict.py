@@ -24,7 +24,6 @@ from typing import Annotated
 
 import numpy as np
 from msgspec import Meta, Struct, field
-from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from firstline_core.errors import RequestError
@@ -278,8 +277,19 @@ def _compared(named: tuple[str, Limit], tested: statistics.ClassGroups, p_value:
         statistics.standard_error(everywhere), level / len(tested.classes), statistics.divisions(*everywhere.counts)
     )
     detectable = finite(limit.tolerance + smallest)
-    finding = FindingState(name, treated, control, limit.tolerance, p_value, level, detectable, worst.counts)
-    return replace(finding, must_detect=limit.must_detect, group=worst.name, board=worst.board)
+    return FindingState(
+        name,
+        treated,
+        control,
+        limit.tolerance,
+        p_value,
+        level,
+        detectable,
+        worst.counts,
+        limit.must_detect,
+        worst.name,
+        worst.board,
+    )
 
 
 def _worse(finding: FindingState) -> str:
