@@ -148,11 +148,11 @@ def _threads_end() -> Iterator[None]:
 def _one_public_authority(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """No test asks a server of the world; to read all of its authorities takes each HTTP client 20 ms."""
     first, end, _ = Path(certifi.where()).read_text().partition("-----END CERTIFICATE-----")
-    kept = tmp_path_factory.mktemp("authorities") / "one.pem"
-    kept.write_text(f"{first}{end}\n")
+    authority_file = tmp_path_factory.mktemp("authorities") / "one.pem"
+    authority_file.write_text(f"{first}{end}\n")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SSL_CERT_FILE", str(kept))
-        patch.setattr(certifi, "where", lambda: str(kept))  # of clients that do not use the environment
+        patch.setenv("SSL_CERT_FILE", str(authority_file))
+        patch.setattr(certifi, "where", lambda: str(authority_file))  # of clients that do not use the environment
         yield
 
 

@@ -80,29 +80,29 @@ def watched(
     """
     context = browser.new_context(**options)
     context.set_default_timeout(PATIENT_MS)
-    asked, said, heard = list[str](), list[str](), [] if closed is None else closed
-    context.on("request", lambda request: asked.append(request.url))
-    context.on("weberror", lambda error: said.append(str(error.error)))
+    urls, complaints, contents = list[str](), list[str](), [] if closed is None else closed
+    context.on("request", lambda request: urls.append(request.url))
+    context.on("weberror", lambda error: complaints.append(str(error.error)))
 
     def follow(page: Page) -> None:
-        page.on("websocket", lambda socket: (asked.append(socket.url), socket.on("framereceived", note)))
+        page.on("websocket", lambda socket: (urls.append(socket.url), socket.on("framereceived", note)))
 
     def note(frame: Any) -> None:
-        heard.append(frame if isinstance(frame, str) else frame.decode(errors="replace"))
+        contents.append(frame if isinstance(frame, str) else frame.decode(errors="replace"))
 
     def complain(message: ConsoleMessage) -> None:
         if message.type in ("error", "warning"):
-            said.append(f"{message.text} {message.location['url']}")
+            complaints.append(f"{message.text} {message.location['url']}")
 
     context.on("console", complain)
     context.on("page", follow)
     yield context
     for page in context.pages:
-        heard.append(page.content())
+        contents.append(page.content())
     context.close()
-    assert [each for each in asked if not LOCAL.match(each)] == []
-    assert [each for each in said if not any(expected in each for expected in _EXPECTED)] == []
-    assert heard and not [secret for secret in secrets if any(secret in each for each in heard)]
+    assert [each for each in urls if not LOCAL.match(each)] == []
+    assert [each for each in complaints if not any(expected in each for expected in _EXPECTED)] == []
+    assert contents and not [secret for secret in secrets if any(secret in each for each in contents)]
 
 
 @pytest.fixture(scope="module")
@@ -136,13 +136,13 @@ def started(fleet: Fleet, patience_s: float, bundle: str = "digits") -> tuple[st
 @pytest.fixture(scope="module")
 def faulty(fleet: Fleet) -> tuple[str, str, list[str]]:
     """Two rollouts: one that a single device installs, and one that none can; and the devices that were told."""
-    stalled, told = started(fleet, 1)
-    fleet.say(told[0], UpdateState.COMMITTED)  # within that second
+    stalled, devices = started(fleet, 1)
+    fleet.say(devices[0], UpdateState.COMMITTED)  # within that second
     failed, same = started(fleet, 3600, "words")
-    assert told == same
-    for name in told:
+    assert devices == same
+    for name in devices:
         fleet.say(name, UpdateState.REJECTED, "self_test_failed", "words")
-    return stalled, failed, told
+    return stalled, failed, devices
 
 
 def shows(page: Page, words: str | re.Pattern[str]) -> None:
@@ -152,12 +152,12 @@ def shows(page: Page, words: str | re.Pattern[str]) -> None:
 def test_a_click_aborts_a_stalled_rollout(
     page: Page, url: str, fleet: Fleet, faulty: tuple[str, str, list[str]]
 ) -> None:
-    rollout, _, told = faulty
+    rollout, _, devices = faulty
     page.goto(f"{url}/rollouts/{rollout}")
-    shows(page, f"{len(told) - 1} of {len(told)} devices have not installed within 1 s")
+    shows(page, f"{len(devices) - 1} of {len(devices)} devices have not installed within 1 s")
     page.get_by_role("button", name="Abort…").click()
     dialog = page.get_by_role("dialog", name="Abort digits 2?")
-    expect(dialog).to_contain_text(f"The new version stays on 1 device; stopped under way: {len(told) - 1}")
+    expect(dialog).to_contain_text(f"The new version stays on 1 device; stopped under way: {len(devices) - 1}")
     dialog.get_by_role("button", name="Abort").click()
     shows(page, "Abort: done.")
     expect(page.locator("strong")).to_have_text("aborted")
@@ -165,23 +165,23 @@ def test_a_click_aborts_a_stalled_rollout(
     def undone(name: str) -> bool:
         return any(model.undone for model in fleet.say(name).models if model.name == "digits")
 
-    wait_until(lambda: all(undone(name) for name in told[1:]))
-    assert not undone(told[0])
+    wait_until(lambda: all(undone(name) for name in devices[1:]))
+    assert not undone(devices[0])
     found = fleet.ask("GET", f"{ROLLOUTS}/{rollout}")
     assert found["state"] == "aborted" and found["devices"]["done"] == 1
     shows(page, "application:ops")  # who decided it
 
 
 def test_numbers_and_rule_of_an_abort_are_shown(page: Page, url: str, faulty: tuple[str, str, list[str]]) -> None:
-    _, rollout, told = faulty
+    _, rollout, devices = faulty
     page.goto(f"{url}/rollouts/{rollout}")
     expect(page.locator("strong")).to_have_text(re.compile("^roll"))
     look = page.get_by_role("group", name="Looks").locator("tbody tr").first
-    expect(look).to_contain_text(f"100.0% of {len(told)} installations failed")
+    expect(look).to_contain_text(f"100.0% of {len(devices)} installations failed")
     expect(look).to_contain_text("abort")
     numbers = page.get_by_role("group", name="Numbers of a look").locator("tr").filter(has_text="installations")
     expect(numbers).to_contain_text("0.02")
-    page.goto(f"{url}/devices/{told[0]}")
+    page.goto(f"{url}/devices/{devices[0]}")
     shows(page, "self_test_failed")
 
 
@@ -224,9 +224,9 @@ def measured(fleet: Fleet) -> str:
 
 def test_profiles_and_profiling_requests_are_shown(page: Page, url: str, fleet: Fleet, measured: str) -> None:
     page.goto(f"{url}/devices/{measured}")
-    asked = page.get_by_role("group", name="Requested measurements").locator("tbody tr")
-    expect(asked).to_have_count(1)
-    expect(asked).to_contain_text(re.compile(r"digits.*sent"))
+    rows = page.get_by_role("group", name="Requested measurements").locator("tbody tr")
+    expect(rows).to_have_count(1)
+    expect(rows).to_contain_text(re.compile(r"digits.*sent"))
     fleet.ask("DELETE", f"/fleet/v1/devices/{measured}/profiles/digits")
     shows(page, "No measurement is requested.")
     profiles = page.get_by_role("group", name="Profiles").locator("tbody tr")

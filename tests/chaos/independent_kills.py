@@ -339,10 +339,10 @@ class Campaign:
 
     def _make_key(self, file: str, *arguments: str) -> None:
         command = [sys.executable, "-m", "firstline_gateway", "key", "create", *arguments, "--config", "gateway.toml"]
-        made = subprocess.run(command, cwd=self._folder, capture_output=True, check=True)
+        completed = subprocess.run(command, cwd=self._folder, capture_output=True, check=True)
         path = self._folder / file
         path.touch(mode=0o600)
-        path.write_bytes(made.stdout)
+        path.write_bytes(completed.stdout)
 
     def _reap(self, victim: Victim, kills: int) -> None:
         rng = random.Random(f"{self._seed} {self._link} {victim.name}")
@@ -433,12 +433,12 @@ class Campaign:
         report.live, report.live_swapped = len(self._live), count_wrong(self._live, right)
         labels = json.loads((self._folder / "device-models" / "digits" / "manifest.json").read_text())["task"]["labels"]
         final = {request_id for request_id, end in found.items() if end is not None and end.status == "final"}
-        heard = [
+        announced = [
             (self._numbers[request_id], {labels[int(index)]: value for index, value in scores.items()})
             for request_id, scores in self._heard
             if request_id in final
         ]
-        report.announced, report.announced_swapped = len(heard), count_wrong(heard, right)
+        report.announced, report.announced_swapped = len(announced), count_wrong(announced, right)
 
 
 def free_port() -> int:

@@ -94,18 +94,18 @@ async def flip_bits(folder: Path, seed: int, every_bytes: int) -> Flips:
     """
     rng, found = random.Random(seed), Flips()
     for closed in (True, False):
-        kept = await filled(folder / f"kept{closed}", rng, closed=closed)
-        for file in sorted(kept.folder.iterdir()):
+        original = await filled(folder / f"kept{closed}", rng, closed=closed)
+        for file in sorted(original.folder.iterdir()):
             whole = file.read_bytes()
             for at in range(0, len(whole), every_bytes):
                 content = bytearray(whole)
                 content[min(len(whole) - 1, at + rng.randrange(every_bytes))] ^= 1 << rng.randrange(8)
                 copy = Kept(folder / "work")
                 shutil.rmtree(copy.folder, ignore_errors=True)
-                shutil.copytree(kept.folder, copy.folder)
+                shutil.copytree(original.folder, copy.folder)
                 (copy.folder / file.name).write_bytes(content)
-                copy.promises, copy.answers = kept.promises, kept.answers
-                cost, damage = await copy.check(lost_most=len(kept.promises))
+                copy.promises, copy.answers = original.promises, original.answers
+                cost, damage = await copy.check(lost_most=len(original.promises))
                 found.flips += 1
                 found.costly += cost > 0
                 found.unopened += "SQLite cannot open it" in damage
@@ -114,5 +114,5 @@ async def flip_bits(folder: Path, seed: int, every_bytes: int) -> Flips:
 
 
 def _keep(recording: Path, point: int, seed: int) -> None:
-    kept = shutil.copy(recording, Path.cwd() / "failed.recording")
-    print(f"{kept}: cut before change {point} with seed {seed}", file=sys.stderr)
+    copy = shutil.copy(recording, Path.cwd() / "failed.recording")
+    print(f"{copy}: cut before change {point} with seed {seed}", file=sys.stderr)

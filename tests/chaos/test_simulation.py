@@ -160,7 +160,7 @@ PLANTED = [
 
 
 @pytest.mark.parametrize(
-    ("plant", "found", "first"), PLANTED, ids=lambda given: given.__name__ if callable(given) else ""
+    ("plant", "found", "first"), PLANTED, ids=lambda value: value.__name__ if callable(value) else ""
 )
 def test_a_planted_fault_is_found(
     plant: Callable[[pytest.MonkeyPatch], None], found: str, first: int, monkeypatch: pytest.MonkeyPatch

@@ -85,21 +85,21 @@ class Tier:
         self._config = config
         self._proxy = proxy
         self._lives = 0
-        self._said = self._log = config
+        self._output = self._log = config
         self.process: ForkedProcess | subprocess.Popen[bytes] | None = None
         self.url = ""
 
     def start(self) -> None:
         """Begins a life, on a port that the system chooses; `ready` waits for its first answer."""
         self._lives += 1
-        self._said, self._log = (
+        self._output, self._log = (
             self._config.with_name(f"{self._config.stem}-{self._lives}.{kind}") for kind in ("out", "log")
         )
-        with self._said.open("wb") as said, self._log.open("wb") as log:
+        with self._output.open("wb") as output, self._log.open("wb") as log:
             if self._forked:
-                self.process = ForkedProcess(*self._command, stdout=said, stderr=log)
+                self.process = ForkedProcess(*self._command, stdout=output, stderr=log)
             else:
-                self.process = subprocess.Popen([sys.executable, "-m", *self._command], stdout=said, stderr=log)
+                self.process = subprocess.Popen([sys.executable, "-m", *self._command], stdout=output, stderr=log)
 
     async def ready(self) -> str:
         """Its URL, once it answers.
@@ -108,11 +108,11 @@ class Tier:
             RuntimeError: it ended before; its last words are quoted.
         """
         async with asyncio.timeout(_START_TIMEOUT_S):
-            while not (said := self._said.read_text()).endswith("\n"):
+            while not (output := self._output.read_text()).endswith("\n"):
                 if self.process.poll() is not None:
                     raise RuntimeError(f"It did not start. It said: {self._log.read_text()[-2000:]}")
                 await asyncio.sleep(_LOOK_S)
-        self.url = json.loads(said)["url"]
+        self.url = json.loads(output)["url"]
         if self._proxy is not None:
             self._proxy.server_port = urlsplit(self.url).port or 0
         return self.url

@@ -57,8 +57,8 @@ def _download(client: httpx.Client, trust: Trust, name: str, base_url: str, fold
     target = trust.updater.get_targetinfo(name)
     if target is None:
         raise IntegrityError(f"{name} is not among the targets.")
-    kept = folder / quote(name, safe="")
-    if kept.exists() and _fits(target, kept.read_bytes()):
+    file = folder / quote(name, safe="")
+    if file.exists() and _fits(target, file.read_bytes()):
         return
     path = target.path
     if trust.updater.trusted.root.consistent_snapshot:
@@ -74,7 +74,7 @@ def _download(client: httpx.Client, trust: Trust, name: str, base_url: str, fold
     if not _fits(target, bytes(content)):
         raise IntegrityError(f"{path} is not what was signed.")
     folder.mkdir(parents=True, exist_ok=True)
-    write_whole(kept, bytes(content))
+    write_whole(file, bytes(content))
 
 
 def _fits(target: TargetFile, content: bytes) -> bool:

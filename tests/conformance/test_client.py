@@ -86,13 +86,13 @@ def test_refused_metadata_exits_with_1_and_keeps_the_trusted(server: Server) -> 
     server.repository.publish()
     assert server.run("refresh") == (0, "")
     server.repository.files["timestamp.json"] = older
-    code, said = server.run("refresh")
-    assert code == 1 and said.startswith("MetadataRollbackError: timestamp.json")
+    code, output = server.run("refresh")
+    assert code == 1 and output.startswith("MetadataRollbackError: timestamp.json")
     assert server.version("timestamp") == 2
     server.repository.timestamp.expires = datetime.now(UTC) - DAY
     server.repository.publish()
-    code, said = server.run("refresh")
-    assert code == 1 and said.startswith("MetadataExpiredError")
+    code, output = server.run("refresh")
+    assert code == 1 and output.startswith("MetadataExpiredError")
 
 
 def test_target_is_downloaded_once_and_verified(server: Server) -> None:
@@ -100,8 +100,8 @@ def test_target_is_downloaded_once_and_verified(server: Server) -> None:
     server.repository.publish()
     name = f"a/{hashlib.sha256(b'weights').hexdigest()}.model.onnx"
     server.blobs[name] = b"weighty"
-    code, said = server.download("a/model.onnx")
-    assert (code, "not what was signed" in said) == (1, True)
+    code, output = server.download("a/model.onnx")
+    assert (code, "not what was signed" in output) == (1, True)
     server.blobs[name] = b"weights" * 1000
     assert server.download("a/model.onnx")[0] == 1
     server.blobs[name] = b"weights"

@@ -160,9 +160,9 @@ def broken(fault: Fault) -> dict[str, Values]:
 FIRING = 'ALERTS{alertstate="firing"}'
 
 
-def promtool(*arguments: str, given: str = "") -> None:
+def promtool(*arguments: str, stdin: str = "") -> None:
     program = needs.program("promtool", "`make prometheus`")
-    done = subprocess.run([program, *arguments], input=given, capture_output=True, text=True, timeout=120)
+    done = subprocess.run([program, *arguments], input=stdin, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
 
 
@@ -193,7 +193,7 @@ def test_the_jobs_of_the_documentation_are_valid(tmp_path: Path) -> None:
 def test_times_with_quantiles_pass_the_lint_of_promtool() -> None:
     metrics = RequestMetrics("edge")
     metrics.readings("link_seconds", "Times.", ("link", "quantile"), lambda: {("http", "0.5"): 0.25})
-    promtool("check", "metrics", given=metrics.render()[0].decode())
+    promtool("check", "metrics", stdin=metrics.render()[0].decode())
 
 
 def test_every_alert_has_a_severity_a_runbook_and_a_fault() -> None:

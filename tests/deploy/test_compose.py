@@ -116,9 +116,9 @@ def test_broker_starts_with_the_generated_files() -> None:
     assert f"broker:{folder}" in broker["volumes"]
     assert f"broker:{found.broker.directory}" in gateway["volumes"]
     assert str(found.broker.port) in broker["healthcheck"]["test"]
-    (made,) = (line for name, line in instructions(DOCKERFILES["gateway"]) if name == "RUN" and "useradd" in line)
-    assert f"--uid {broker['user'].partition(':')[0]} " in made
-    assert found.broker.directory in made
+    (command,) = (line for name, line in instructions(DOCKERFILES["gateway"]) if name == "RUN" and "useradd" in line)
+    assert f"--uid {broker['user'].partition(':')[0]} " in command
+    assert found.broker.directory in command
 
 
 def test_the_agent_understands_its_environment() -> None:

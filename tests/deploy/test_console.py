@@ -41,22 +41,22 @@ def test_the_console_starts_with_each_deployment_option(options: list[str], plai
         **dict.fromkeys(("key", "console_key"), "flk_of_the_console\n"),
         **dict.fromkeys(("ca.crt", "gateway_ca"), trusted),
     }
-    given = [re.sub(r"/run/secrets/(\w+/)?", f"{tmp_path}/", option) for option in options]
-    for option in given:
+    arguments = [re.sub(r"/run/secrets/(\w+/)?", f"{tmp_path}/", option) for option in options]
+    for option in arguments:
         file = Path(option.partition("=")[2])
         if file.parent == tmp_path:
             file.write_text(contents[file.name])
     # Only what a container's own network and port are is otherwise here.
     here = {"--host=0.0.0.0": "--host=127.0.0.1", "--port=8090": "--port=0"}
-    assert here.keys() <= {*given}
-    given = [here.get(option, option) for option in given]
+    assert here.keys() <= {*arguments}
+    arguments = [here.get(option, option) for option in arguments]
     image = (CHECKOUT / COMPOSE["build"]["dockerfile"]).read_text()
     assert json.loads(image.partition("ENTRYPOINT ")[2]) == ["firstline", "console"]
     assert Path(sys.executable).with_name("firstline").is_file()
 
     believed = ssl.create_default_context(cadata=trusted)
     with (
-        console("", "", tmp_path / "log", *given) as url,
+        console("", "", tmp_path / "log", *arguments) as url,
         httpx.Client(base_url=url, verify=believed, timeout=30) as client,
     ):
         assert url.startswith("http://" if plain else "https://")

@@ -71,7 +71,7 @@ def build(folder: Path) -> Path:
     for name, arguments in first_stage:
         if name == "COPY":
             *sources, target = arguments.split()
-            for found in (context / wanted for wanted in sources):
+            for found in (context / path for path in sources):
                 if found.is_dir():
                     shutil.copytree(found, source / target)
                 else:
@@ -126,11 +126,11 @@ class Container:
 
     @property
     def environment(self) -> dict[str, str]:
-        given = {key: self.moved(value) for key, value in self._service["environment"].items()}
-        given = {key: "127.0.0.1" if value == "0.0.0.0" else value for key, value in given.items()}
+        variables = {key: self.moved(value) for key, value in self._service["environment"].items()}
+        variables = {key: "127.0.0.1" if value == "0.0.0.0" else value for key, value in variables.items()}
         return (
             outside()
-            | {key: str(self.port) if key.endswith("_API__PORT") else value for key, value in given.items()}
+            | {key: str(self.port) if key.endswith("_API__PORT") else value for key, value in variables.items()}
             | {"PATH": f"{self._bin}:/usr/bin:/bin", **self._added}
         )
 
@@ -196,15 +196,15 @@ def test_the_images_commands_serve_as_compose_starts_them(tmp_path: Path) -> Non
     assert not agent.healthy()
 
     url = f"https://127.0.0.1:{gateway.port}"
-    made = gateway.run(
+    created = gateway.run(
         *("firstline-gateway", "key", "create", "ops", "--scope", "fleet", "--scope", "infer"),
         *("--config", "/etc/firstline/gateway.toml"),
     )
-    assert made.returncode == 0, made.stderr
+    assert created.returncode == 0, created.stderr
     with gateway.started():
         assert gateway.healthy()
         authority = gateway.path("/var/lib/firstline/identity/authorities.pem")
-        with open_fleet(url, made.stdout.strip(), authority) as fleet:
+        with open_fleet(url, created.stdout.strip(), authority) as fleet:
             (invitation,) = fleet.invite(["edge-1"], 3600)
         token = tmp_path / "token"
         token.write_text(invitation.token)
@@ -213,10 +213,10 @@ def test_the_images_commands_serve_as_compose_starts_them(tmp_path: Path) -> Non
         with Broker(tmp_path / "broker", config=folder / "mosquitto.conf", port=int(gateways)), agent.started():
             assert agent.healthy()
             body = encode(np.full((8, 8), 90, np.uint8))
-            asked = f"http://127.0.0.1:{agent.port}/firstline/v1/models/digits/infer"
+            infer = f"http://127.0.0.1:{agent.port}/firstline/v1/models/digits/infer"
             headers = {"Authorization": "Bearer " + "a" * 48}
             for route in ("edge", "cloud"):
-                reply = httpx.post(asked, params={"route": route, "timeout": "10000000"}, content=body, headers=headers)
+                reply = httpx.post(infer, params={"route": route, "timeout": "10000000"}, content=body, headers=headers)
                 assert (reply.status_code, reply.json()["tier"]) == (200, route), reply.text
             links: dict[str, Any] = {}
             while {link["state"] for link in links.values()} != {"up"} or len(links) != 2:

@@ -51,8 +51,8 @@ SETTINGS: Settings = load(FOLDER / "gateway.toml", environ={})
 def validate(manifest: dict[str, Any]) -> None:
     from jsonschema import Draft7Validator  # two seconds, which every process of pytest would take to collect
 
-    wanted = {"$ref": f"#/definitions/{KINDS[manifest['kind']]}", "definitions": SCHEMA["definitions"]}
-    Draft7Validator(wanted).validate(manifest)
+    schema = {"$ref": f"#/definitions/{KINDS[manifest['kind']]}", "definitions": SCHEMA["definitions"]}
+    Draft7Validator(schema).validate(manifest)
 
 
 @pytest.mark.parametrize("what", FOLDERS)
@@ -85,18 +85,18 @@ def test_the_configuration_is_one_of_the_files_put_together() -> None:
 
 @pytest.mark.parametrize("folder", FOLDERS.values(), ids=FOLDERS)
 def test_kustomize_output_matches_the_schema(folder: Path) -> None:
-    made = kustomized(folder)
-    for manifest in made:
+    built = kustomized(folder)
+    for manifest in built:
         validate(manifest)
         assert manifest["metadata"]["namespace"] == "firstline"
     kinds = [each["kind"] for each in manifests(folder).values()]
-    assert sorted(each["kind"] for each in made) == sorted([*kinds, *(["ConfigMap"] if folder == FOLDER else [])])
+    assert sorted(each["kind"] for each in built) == sorted([*kinds, *(["ConfigMap"] if folder == FOLDER else [])])
 
 
 def test_kustomize_mounts_the_configuration() -> None:
-    made = kustomized(FOLDER)
-    (config,) = (each for each in made if each["kind"] == "ConfigMap")
-    (deployment,) = (each for each in made if each["kind"] == "Deployment")
+    built = kustomized(FOLDER)
+    (config,) = (each for each in built if each["kind"] == "ConfigMap")
+    (deployment,) = (each for each in built if each["kind"] == "Deployment")
     mounted = {
         volume["configMap"]["name"]
         for volume in deployment["spec"]["template"]["spec"]["volumes"]
@@ -173,9 +173,9 @@ def test_the_authority_s_copy_is_private_and_whole(tmp_path: Path) -> None:
     (script,) = container["args"]
     script = script.replace("/run/secrets/authority", str(there)).replace("/var/lib/firstline", str(here))
     subprocess.run([*container["command"], script], check=True)
-    made = here / "identity"
-    assert made.stat().st_mode & 0o777 == 0o700
-    assert {path.name: path.stat().st_mode & 0o777 for path in made.iterdir()} == {
+    identity = here / "identity"
+    assert identity.stat().st_mode & 0o777 == 0o700
+    assert {path.name: path.stat().st_mode & 0o777 for path in identity.iterdir()} == {
         "ca.key": 0o600,
         "authorities.pem": 0o600,
     }
@@ -186,9 +186,9 @@ def test_ports_match() -> None:
     assert port == {"name": "https", "containerPort": SETTINGS.api.port}
     assert SETTINGS.tls.enabled
     for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
-        asked = GATEWAY[probe]["httpGet"]
-        assert (asked["port"], asked["scheme"]) == ("https", "HTTPS")
-        assert asked["path"] == f"/v2/health/{'ready' if probe == 'readinessProbe' else 'live'}"
+        http_get = GATEWAY[probe]["httpGet"]
+        assert (http_get["port"], http_get["scheme"]) == ("https", "HTTPS")
+        assert http_get["path"] == f"/v2/health/{'ready' if probe == 'readinessProbe' else 'live'}"
     assert [each["targetPort"] for each in MANIFESTS["service.yaml"]["spec"]["ports"]] == ["https"]
     (way_in,) = MANIFESTS["networkpolicy.yaml"]["spec"]["ingress"]
     assert way_in["ports"] == [{"protocol": "TCP", "port": "https"}]

@@ -43,7 +43,7 @@ def outcome(checkout: Path, **environment: str) -> str:
     (folder / "pytest.ini").write_text(
         f"[pytest]\npythonpath = {TESTS}\nmarkers =\n  mosquitto: x\n  shared_data: x\n  clients: x\n"
     )
-    kept = {key: value for key, value in os.environ.items() if key != "CI"}
+    inherited = {key: value for key, value in os.environ.items() if key != "CI"}
     done = subprocess.run(
         [
             sys.executable,
@@ -56,7 +56,7 @@ def outcome(checkout: Path, **environment: str) -> str:
             ".",
         ],
         cwd=folder,
-        env=kept | environment,
+        env=inherited | environment,
         capture_output=True,
         text=True,
         check=False,

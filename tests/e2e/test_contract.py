@@ -180,8 +180,8 @@ async def test_alarm_by_one_device_reaches_the_others(tmp_path: Path, promised: 
                 await asked(device, scan)
                 if (await contract(device))["alarm"]:
                     break
-            heard = await contract(device)
-            assert heard["alarm"] and heard["audits"]["drawn"] == 0
+            contract_state = await contract(device)
+            assert contract_state["alarm"] and contract_state["audits"]["drawn"] == 0
             assert not any(
                 answer.certified and answer.reason is Reason.CONFIDENT
                 for answer in [await asked(device, scan) for scan in scans(30)]

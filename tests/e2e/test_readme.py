@@ -80,8 +80,8 @@ def test_shell_blocks_name_existing_targets() -> None:
     targets = set(re.findall(r"^([a-z]+):", (CHECKOUT / "Makefile").read_text(), re.MULTILINE))
     extras = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     for line in (*shell_lines(README), *shell_lines(INSTALL)):
-        if made := re.fullmatch(r"make ([a-z]+)", line):
-            assert made[1] in targets
+        if match := re.fullmatch(r"make ([a-z]+)", line):
+            assert match[1] in targets
         elif line == ". .venv/bin/activate":
             assert "BIN := .venv/bin\n" in (CHECKOUT / "environments.mk").read_text()
         elif not line.startswith(("firstline ", "edge-agent ", "firstline-gateway ")):  # see test_command_lines.py

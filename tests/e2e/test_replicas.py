@@ -190,10 +190,10 @@ class Load:
 
     async def more(self, answers: int, promises: int) -> None:
         """Waits for `answers` more answers, and `promises` promises of each device."""
-        wanted = len(self.answers) + answers
-        least = {device: len(made) + promises for device, made in self.promises.items()}
+        target = len(self.answers) + answers
+        least = {device: len(promised) + promises for device, promised in self.promises.items()}
         async with asyncio.timeout(60):
-            while len(self.answers) < wanted or any(len(self.promises[each]) < least[each] for each in least):
+            while len(self.answers) < target or any(len(self.promises[each]) < least[each] for each in least):
                 for task in self._tasks:
                     assert not task.done() or task.exception() is None, task
                 await asyncio.sleep(0.01)
@@ -299,8 +299,8 @@ async def killed_at_work(found: Site, url: str, running: TierProcess, load: Load
     headers = bearer(found.key) | {"Prefer": "respond-async"}
     async with httpx.AsyncClient(base_url=url, headers=headers, timeout=20) as client:
         while True:
-            asked = [client.post("/firstline/v1/models/digits/infer", content=picture(1)) for _ in range(4)]
-            taken = [reply.headers["Location"] for reply in await asyncio.gather(*asked)]
+            posts = [client.post("/firstline/v1/models/digits/infer", content=picture(1)) for _ in range(4)]
+            taken = [reply.headers["Location"] for reply in await asyncio.gather(*posts)]
             os.kill(running.process.pid, signal.SIGSTOP)
             load.jobs += taken
             ids = ", ".join(f"'{location.rpartition('/')[2]}'" for location in taken)

@@ -97,8 +97,8 @@ def _check_spans(spans: Collector, escalated: str, kept: str, deferred: str) -> 
     assert set(found[DEVICE]) >= {"correction", "model", "outbox", "request"} and set(found[GATEWAY]) == set(answered)
     promised, corrected = spans.one(deferred, DEVICE, "request"), spans.one(deferred, DEVICE, "correction")
     assert corrected.parent_id == promised.span_id and corrected.ends_s >= promised.ends_s
-    known = {"error", "executor", "model", "outcome", "reason", "request_id", "rows", "status", "tier", "version"}
-    assert {key for span in spans.spans for key in span.attributes} <= known
+    allowed = {"error", "executor", "model", "outcome", "reason", "request_id", "rows", "status", "tier", "version"}
+    assert {key for span in spans.spans for key in span.attributes} <= allowed
 
 
 def _check_deferred(agent: list[dict[str, Any]], gateway: list[dict[str, Any]], final: InferResponse) -> None:

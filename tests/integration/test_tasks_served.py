@@ -88,7 +88,7 @@ async def test_outputs_pass_mqtt(mosquitto: Broker, tmp_path: Path) -> None:
         await gateway.close()
 
 
-def told(array: Array) -> dict[str, Any]:
+def summary(array: Array) -> dict[str, Any]:
     """An output in the words of the script."""
     if array.dtype.hasobject:
         content = "\n".join(element.decode() for element in array.flat).encode()
@@ -122,10 +122,10 @@ async def test_other_clients_call_every_task(clients: str, tmp_path: Path, clien
         ]
         pipe = asyncio.subprocess.PIPE
         command = (clients_python, SCRIPTS / "ask_in_turn.py")
-        asked = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, stderr=pipe)
+        process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, stderr=pipe)
         async with asyncio.timeout(60):
-            out, errors = await asked.communicate(json.dumps(jobs).encode())
-    assert asked.returncode == 0, errors.decode()
-    wanted = {name: {each: told(array) for each, array in outputs.items()} for name, outputs in expected.items()}
+            out, errors = await process.communicate(json.dumps(jobs).encode())
+    assert process.returncode == 0, errors.decode()
+    summaries = {name: {each: summary(array) for each, array in outputs.items()} for name, outputs in expected.items()}
     for tier, answers in zip(tiers, json.loads(out), strict=True):
-        assert answers == {"rest": wanted, "grpc": wanted}, tier
+        assert answers == {"rest": summaries, "grpc": summaries}, tier

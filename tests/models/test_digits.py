@@ -198,11 +198,11 @@ def test_onnx_takes_any_batch(file: str, heldout: Dataset) -> None:
 def test_tflite_has_its_declared_types_and_runs_one_row(file: str, dtype: type, heldout: Dataset) -> None:
     interpreter = Interpreter(str(DIGITS / "artefacts" / file))
     interpreter.allocate_tensors()
-    (given,), (taken,) = interpreter.get_input_details(), interpreter.get_output_details()
-    assert (given["name"], given["dtype"], given["shape"].tolist()) == ("image", dtype, [1, 8, 8, 1])
-    assert (taken["name"], taken["dtype"], taken["shape"].tolist()) == ("logits", dtype, [1, 10])
+    (model_input,), (model_output,) = interpreter.get_input_details(), interpreter.get_output_details()
+    assert (model_input["name"], model_input["dtype"], model_input["shape"].tolist()) == ("image", dtype, [1, 8, 8, 1])
+    assert (model_output["name"], model_output["dtype"], model_output["shape"].tolist()) == ("logits", dtype, [1, 10])
     path = DIGITS / "artefacts" / file
-    step = taken["quantization"][0]
+    step = model_output["quantization"][0]
     np.testing.assert_allclose(
         logits_of(path, heldout.images[:1]), logits_of(path, heldout.images)[:1], atol=step + 1e-4
     )
@@ -290,13 +290,13 @@ def test_every_variant_repeats_its_golden_answers(heldout: Dataset, calibration:
 def test_recipe_reproduces_the_certificates(remade: Path) -> None:
     again, committed = (open_bundle(folder / "bundle").manifest for folder in (remade, DIGITS))
     for name, one, other in zip(EDGE, again.edge, committed.edge, strict=True):
-        made, given = valid_certificate(again, one), valid_certificate(committed, other)
-        assert (made.promise, made.n, made.audit_epsilon) == (given.promise, given.n, given.audit_epsilon)
-        assert made.threshold == pytest.approx(given.threshold, abs=3e-4)
-        assert made.histogram is not None
+        rebuilt, stored = valid_certificate(again, one), valid_certificate(committed, other)
+        assert (rebuilt.promise, rebuilt.n, rebuilt.audit_epsilon) == (stored.promise, stored.n, stored.audit_epsilon)
+        assert rebuilt.threshold == pytest.approx(stored.threshold, abs=3e-4)
+        assert rebuilt.histogram is not None
         routing = figures("routing")
-        assert given.threshold == routing["variants"][name]["threshold"]
-        assert (given.epsilon, given.delta) == (routing["epsilon"], routing["delta"])
+        assert stored.threshold == routing["variants"][name]["threshold"]
+        assert (stored.epsilon, stored.delta) == (routing["epsilon"], routing["delta"])
 
 
 def test_recipe_reproduces_the_figures(remade: Path) -> None:

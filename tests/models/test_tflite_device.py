@@ -124,9 +124,9 @@ async def overlap(client: httpx.AsyncClient, data: Path) -> float:
         truth = np.asarray(Image.open(folder / row["mask"]))
         small = Image.open(io.BytesIO(base64.b64decode(answer["mask"]["png"])))
         mask = np.asarray(small.resize(truth.shape[::-1], Image.Resampling.NEAREST))
-        known = truth != 255
-        seen = [(mask == each, truth == each) for each in np.union1d(mask[known], truth[known])]
-        shares = [(ours & theirs & known).sum() / ((ours | theirs) & known).sum() for ours, theirs in seen]
+        labelled = truth != 255
+        seen = [(mask == each, truth == each) for each in np.union1d(mask[labelled], truth[labelled])]
+        shares = [(ours & theirs & labelled).sum() / ((ours | theirs) & labelled).sum() for ours, theirs in seen]
         found.append(np.mean(shares))
     return float(np.mean(found))
 
@@ -141,7 +141,7 @@ async def test_a_model_of_recordings_names_the_extra_that_is_missing(shared_data
     write_manifest(folder, [edge], ("a", "b"), inputs=(InputSpec("clip", "BYTES", (-1,), "audio"),))
     settings = edge_settings(tmp_path / "state", models__directories=[str(folder.parent)])
     async with EdgeAgent(settings) as agent:
-        [held] = agent.models.all
-        assert held.edge is None
-        assert "A model that takes audio files needs the package 'soundfile'" in held.problem
-        assert "pip install 'firstline[audio]'" in held.problem
+        [device_model] = agent.models.all
+        assert device_model.edge is None
+        assert "A model that takes audio files needs the package 'soundfile'" in device_model.problem
+        assert "pip install 'firstline[audio]'" in device_model.problem

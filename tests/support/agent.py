@@ -27,9 +27,9 @@ def edge_settings(state_dir: Path, **overrides: Any) -> EdgeSettings:
 
 def adapting_settings(folder: Path, **more: Any) -> EdgeSettings:
     """Of an agent that adapts to a device without sensors; the bundle and the state are in the folder."""
-    known = {"models__directories": [str(folder / "bundle")], "adaptation__enabled": True, "hardware__survey": False}
-    known |= {"hardware__root": str(folder / "no sensors"), "hardware__period_s": 3600.0, "cache__disk_limit_bytes": 0}
-    return edge_settings(folder / "state", **(known | more))
+    base = {"models__directories": [str(folder / "bundle")], "adaptation__enabled": True, "hardware__survey": False}
+    base |= {"hardware__root": str(folder / "no sensors"), "hardware__period_s": 3600.0, "cache__disk_limit_bytes": 0}
+    return edge_settings(folder / "state", **(base | more))
 
 
 @contextlib.asynccontextmanager

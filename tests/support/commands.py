@@ -17,10 +17,10 @@ from firstline_gateway.__main__ import main
 
 def run_here(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
     """Runs `firstline-gateway` within this process, which has imported what it needs."""
-    out, said = io.StringIO(), io.StringIO()
-    with patch.dict(os.environ, environment), redirect_stdout(out), redirect_stderr(said):
+    out, err = io.StringIO(), io.StringIO()
+    with patch.dict(os.environ, environment), redirect_stdout(out), redirect_stderr(err):
         code = main(list(map(str, arguments)))
-    return subprocess.CompletedProcess(arguments, code, out.getvalue(), said.getvalue())
+    return subprocess.CompletedProcess(arguments, code, out.getvalue(), err.getvalue())
 
 
 async def firstline(url: str, token: str, *arguments: object, code: int = 0, **environment: str) -> Result:

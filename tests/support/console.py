@@ -95,8 +95,8 @@ class Fleet:
         desired = msgspec.json.decode(self._devices[name].get("/fleet/v1/twin").content, type=Desired)
         updates = self._updates.setdefault(name, {})
         if state is not None:
-            (wanted,) = (model for model in desired.models if model.name == bundle)
-            updates[bundle] = Update(bundle, wanted.version, state, rollout=wanted.rollout, reason=reason)
+            (target,) = (model for model in desired.models if model.name == bundle)
+            updates[bundle] = Update(bundle, target.version, state, rollout=target.rollout, reason=reason)
         self._sequence += 1
         versions = {"digits": 1} | {each.name: each.version for each in updates.values() if each.state in _RUNS}
         models = tuple(RunningModel(model, version, certified=True) for model, version in versions.items())

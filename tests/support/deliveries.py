@@ -21,8 +21,8 @@ def delivery(seed: int) -> InferRequest:
 
 async def promise(agent: EdgeAgent, seed: int) -> str:
     """Has the device promise a correction; its id."""
-    asked = InferRequest("digits", (picture(seed),), new_request_id(), wait=Wait.FIRST, principal="local")
-    answer = (await agent.data_plane.infer(asked)).answer
+    infer_request = InferRequest("digits", (picture(seed),), new_request_id(), wait=Wait.FIRST, principal="local")
+    answer = (await agent.data_plane.infer(infer_request)).answer
     assert answer.durable
     return answer.request_id
 

@@ -77,10 +77,10 @@ class ScriptedLink:
         self.discarded = 0
         self.probe_wanted = asyncio.Event()
 
-    async def _succeed(self, asked: InferRequest, _timeout_s: float) -> InferResponse:
+    async def _succeed(self, infer_request: InferRequest, _timeout_s: float) -> InferResponse:
         if self.error is not None:
             raise self.error
-        return response(asked)
+        return response(infer_request)
 
     async def start(self) -> None:
         self.started = True

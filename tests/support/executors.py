@@ -153,8 +153,8 @@ class Site:
 
 @asynccontextmanager
 async def site(row_s: dict[str, float], **found: dict[str, float]) -> AsyncIterator[Site]:
-    made = Site(row_s, **found)
-    await made.dispatcher.start()
-    yield made
-    assert await made.until(made.dispatcher.close(0))
-    assert not any(member.running for member in made.members.values())
+    new_site = Site(row_s, **found)
+    await new_site.dispatcher.start()
+    yield new_site
+    assert await new_site.until(new_site.dispatcher.close(0))
+    assert not any(member.running for member in new_site.members.values())

@@ -83,20 +83,20 @@ class Recording:
         """The moments before and after each change that reached the disk."""
         return [number for number, change in enumerate(self.changes) if change.kind in "WTFDRUCM"] + [len(self.changes)]
 
-    def crash(self, point: int, rng: random.Random, into: Path, *, kept: float | None = None) -> list[list[str]]:
+    def crash(self, point: int, rng: random.Random, into: Path, *, kept_share: float | None = None) -> list[list[str]]:
         """Builds the folder as it may be found after a power cut before change number `point`.
 
         Args:
             point: how many changes had been made.
             rng: which of the unsynced sectors and names are there.
             into: becomes the root; what was there is removed.
-            kept: the share of unsynced sectors that is there; None draws it: often none, all or half of them.
+            kept_share: the share of unsynced sectors that is there; None draws it: often none, all or half of them.
 
         Returns:
             What the process had said until then, each in its words.
         """
         shutil.rmtree(into, ignore_errors=True)
-        share = rng.choice([0.0, 1.0, 0.5, rng.random()]) if kept is None else kept
+        share = rng.choice([0.0, 1.0, 0.5, rng.random()]) if kept_share is None else kept_share
         _write_folder(self._replay(point), into, rng, share)
         return [mark.split() for number, mark in self.marks if number < point]
 
@@ -116,7 +116,7 @@ class Recording:
                 named({path: live[path]})
             elif kind == "R":
                 moved = change.data.decode()
-                for old in [known for known in live if known == path or known.startswith(path + "/")]:
+                for old in [name for name in live if name == path or name.startswith(path + "/")]:
                     live[moved + old.removeprefix(path)] = live.pop(old)
                 if Path(path).parent == Path(moved).parent:
                     named({path: None, moved: live[moved]})

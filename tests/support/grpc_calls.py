@@ -28,13 +28,13 @@ async def calling(
     )
     metadata = (("authorization", f"Bearer {key}"),) if key else None
 
-    def call(method: str, sent: Any = b"", **given: Any) -> Any:
-        made = channel.unary_unary(
+    def call(method: str, sent: Any = b"", **call_options: Any) -> Any:
+        unary_call = channel.unary_unary(
             f"/{SERVICE.full_name}/{method}",
-            request_serializer=lambda asked: asked if isinstance(asked, bytes) else asked.SerializeToString(),
+            request_serializer=lambda request: request if isinstance(request, bytes) else request.SerializeToString(),
             response_deserializer=message(SERVICE.methods_by_name[method].output_type.name).FromString,
         )
-        return made(sent, **{"timeout": 20, "metadata": metadata} | given)
+        return unary_call(sent, **{"timeout": 20, "metadata": metadata} | call_options)
 
     async with channel:
         yield call
@@ -44,31 +44,31 @@ async def calling(
 async def sending(port: int, method: str) -> AsyncIterator[Any]:
     """A call without a key that has begun, and whose message does not come."""
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-        made = channel.stream_unary(
+        call = channel.stream_unary(
             f"/{SERVICE.full_name}/{method}",
             response_deserializer=message(SERVICE.methods_by_name[method].output_type.name).FromString,
         )
-        yield made(timeout=5)
+        yield call(timeout=5)
 
 
 @asynccontextmanager
 async def streaming(port: int, key: str) -> AsyncIterator[Any]:
     """A stream of inferences: `write` takes messages, `read` returns answers."""
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-        made = channel.stream_stream(
+        call = channel.stream_stream(
             f"/{SERVICE.full_name}/ModelStreamInfer",
-            request_serializer=lambda asked: asked.SerializeToString(),
+            request_serializer=lambda request: request.SerializeToString(),
             response_deserializer=message("ModelStreamInferResponse").FromString,
         )
-        yield made(timeout=20, metadata=(("authorization", f"Bearer {key}"),))
+        yield call(timeout=20, metadata=(("authorization", f"Bearer {key}"),))
 
 
 def digits_message(rows: int = 1, **fields: Any) -> Any:
     """A ModelInferRequest of empty pictures."""
-    made = message("ModelInferRequest")(model_name="digits", **fields)
-    made.inputs.add(name="image", datatype="UINT8", shape=(rows, 8, 8, 1))
-    made.raw_input_contents.append(np.zeros((rows, 8, 8, 1), np.uint8).tobytes())
-    return made
+    infer_request = message("ModelInferRequest")(model_name="digits", **fields)
+    infer_request.inputs.add(name="image", datatype="UINT8", shape=(rows, 8, 8, 1))
+    infer_request.raw_input_contents.append(np.zeros((rows, 8, 8, 1), np.uint8).tobytes())
+    return infer_request
 
 
 async def refusal(call: Any) -> tuple[str, str, dict[str, str]]:

@@ -37,7 +37,7 @@ def certificate(
 ) -> str:
     """A device's certificate with times and usage as a test wants them."""
     usage = ExtendedKeyUsageOID.SERVER_AUTH if server else ExtendedKeyUsageOID.CLIENT_AUTH
-    made = (
+    issued = (
         x509.CertificateBuilder(
             authority.certificate.subject,
             x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, device)]),
@@ -53,7 +53,7 @@ def certificate(
         .add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
         .sign(authority.key, hashes.SHA256())
     )
-    return ca.pem_of(made)
+    return ca.pem_of(issued)
 
 
 def server_tls(folder: Path) -> tuple[ssl.SSLContext, Path]:

@@ -32,14 +32,14 @@ class MqttDevice:
 
     def publication(self, request: InferRequest, now_s: float = 0.0, **changes: object) -> Publication:
         """The request as a device publishes it, but for the changes."""
-        made = mqtt_messages.request_publication(
+        publication = mqtt_messages.request_publication(
             request,
             topic=self.topics.request(request.model),
             response_topic=self.topics.response,
             correlation_data=request.request_id.encode(),
             now_s=now_s,
         )
-        return replace(made, **changes)
+        return replace(publication, **changes)
 
     async def message_to(self, publication: Publication) -> Message:
         """What comes back, whatever it is; it must be the next that comes."""
@@ -67,10 +67,10 @@ def device_at(broker: Broker, name: str, password: str = "") -> MqttDevice:
 @asynccontextmanager
 async def hearing(broker: Broker, *topics: str, username: str = "", password: str = "") -> AsyncIterator[list[Message]]:
     """Connects an application to a broker, and yields the messages of these topics that it has heard."""
-    heard: list[Message] = []
+    messages: list[Message] = []
 
     async def note(message: Message) -> None:
-        heard.append(message)
+        messages.append(message)
 
     client = MqttClient(
         MqttSettings(broker.host, broker.port, username=username, password=password, reconnect_max_s=0.2)
@@ -79,6 +79,6 @@ async def hearing(broker: Broker, *topics: str, username: str = "", password: st
         for topic in topics:
             await client.subscribe(topic, note)
         await client.connect(10)
-        yield heard
+        yield messages
     finally:
         await client.close()

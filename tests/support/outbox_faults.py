@@ -142,10 +142,10 @@ class Kept:
                         assert answer.answer.status is Status.EXPIRED
                         assert answer.outputs[0].array.tobytes() in provisional
             lost = len(self.promises.keys() - self.answers.keys() - there)
-            for request_id, kept in self.answers.items():
+            for request_id, packed in self.answers.items():
                 answer = await _answer(outbox, request_id)
                 if request_id not in there:  # without its answer a promise stands again, and is kept again
-                    assert answer is None or pack_response(answer) == kept
+                    assert answer is None or pack_response(answer) == packed
                     lost += answer is None
             assert lost <= lost_most, f"{lost} of {len(self.promises)} promises and answers lost"
             await outbox.put(promise())
@@ -157,8 +157,8 @@ class Kept:
 
 def promise(size_bytes: int = 1) -> OutboxItem:
     """A promise to correct two of three rows."""
-    asked = request(2, id="x" * size_bytes)
-    return OutboxItem(asked, (0, 2), response(asked, Status.PROVISIONAL, rows=3), 1_800_000_000.0)
+    infer_request = request(2, id="x" * size_bytes)
+    return OutboxItem(infer_request, (0, 2), response(infer_request, Status.PROVISIONAL, rows=3), 1_800_000_000.0)
 
 
 async def filled(folder: Path, rng: random.Random, *, closed: bool, count: int = 40, seal: Seal | None = None) -> Kept:

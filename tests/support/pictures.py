@@ -58,8 +58,8 @@ class Load:
 
     async def more(self, count: int) -> None:
         """Waits for `count` more answers."""
-        wanted = len(self.answers) + count
-        await until(lambda: len(self.answers) >= wanted, 60)
+        target = len(self.answers) + count
+        await until(lambda: len(self.answers) >= target, 60)
 
     async def end(self) -> None:
         """Every request was answered, and with what the model says of it."""

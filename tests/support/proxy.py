@@ -188,14 +188,14 @@ class ChaosProxy:
         under_way: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(_QUEUE_CHUNKS)
         giving = asyncio.create_task(self._give(under_way, writer, back))
         time_s = asyncio.get_running_loop().time
-        way = 0 if back is None else 1
+        direction = 0 if back is None else 1
         try:
             free_s = 0.0
             while chunk := await reader.read(_CHUNK_BYTES):
                 network = self._network
                 free_s = max(free_s, time_s()) + len(chunk) / network.rate_bytes_s
-                together_s = max(self._all_free_s[way], time_s()) + len(chunk) / network.total_bytes_s
-                self._all_free_s[way] = together_s
+                together_s = max(self._all_free_s[direction], time_s()) + len(chunk) / network.total_bytes_s
+                self._all_free_s[direction] = together_s
                 jitter_s = self._rng.expovariate(1) * network.jitter_s
                 await under_way.put((max(free_s, together_s) + network.delay_s + jitter_s, chunk))
             await under_way.put((time_s(), b""))

@@ -226,8 +226,8 @@ class Reader:
                 f"line {command.line}: `{text}` said\n  " + "\n  ".join(output) + "\nand the page shows\n  "
                 + "\n  ".join(expected)
             )  # fmt: skip
-        shown, came = ([found for line in lines for found in _COPIED.findall(line)] for lines in (expected, output))
-        self._copied |= dict(zip(shown, came, strict=False))
+        shown, actual = ([found for line in lines for found in _COPIED.findall(line)] for lines in (expected, output))
+        self._copied |= dict(zip(shown, actual, strict=False))
         self.executed.append(command.text)
 
     def _run(self, text: str, command: Command) -> tuple[str, ...]:
@@ -297,12 +297,12 @@ def environ(home: Path, **more: str) -> dict[str, str]:
     for name, module in [*_SCRIPTS.items(), ("python", "")]:
         script = scripts / name
         installed = str(Path(sys.executable).parent / name)
-        known = f"ADDRESS, MODULE, INSTALLED = {str(forks.server())!r}, {module!r}, {installed!r}"
-        script.write_text(f"#!{sys.executable} -IS\n{known}\n{_FORKED}")
+        constants = f"ADDRESS, MODULE, INSTALLED = {str(forks.server())!r}, {module!r}, {installed!r}"
+        script.write_text(f"#!{sys.executable} -IS\n{constants}\n{_FORKED}")
         script.chmod(script.stat().st_mode | stat.S_IXUSR)
-    kept = {key: value for key, value in os.environ.items() if not key.startswith("FIRSTLINE_")}
+    inherited = {key: value for key, value in os.environ.items() if not key.startswith("FIRSTLINE_")}
     path = os.pathsep.join([str(scripts), str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
-    return kept | {"PATH": path, "HOME": str(home)} | more
+    return inherited | {"PATH": path, "HOME": str(home)} | more
 
 
 def links(page: str) -> Iterator[tuple[str, str]]:

@@ -148,11 +148,11 @@ def rest_page() -> str:
 
 async def _gateway_description(folder: Path) -> dict[str, Any]:
     settings = gateway.Settings(store=gateway.Store(url=f"sqlite:///{folder / 'gateway.db'}"))
-    made = gateway_of(settings, GatedExecutor(), Repository({}))
+    idle_gateway = gateway_of(settings, GatedExecutor(), Repository({}))
     try:
-        return made.control_plane().openapi()
+        return idle_gateway.control_plane().openapi()
     finally:
-        await made.close()
+        await idle_gateway.close()
 
 
 def python_page() -> str:

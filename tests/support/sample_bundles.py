@@ -57,12 +57,12 @@ def detector_bundle(
     path = one_box(root / "boxes.onnx", size=size)
     steps = (Decode("BGR", background), Resize(16, 8, letterbox="center"), Scale(), Layout("NCHW"))
     variant = model(path, root, id="edge", preprocess=steps, postprocess=post or (BoxRows(), Suppress(0.3)))
-    known: dict[str, Any] = {
+    defaults: dict[str, Any] = {
         "task": Detection(("cat", "dog"), k=2),
         "full": msgspec.structs.replace(variant, id="full"),
         "policy": Policy(Score("minimum_confidence"), 0.4),
     }
-    return write_manifest(root, [variant], (), **known | fields)
+    return write_manifest(root, [variant], (), **defaults | fields)
 
 
 def number_bundle(root: Path, **fields: Any) -> Bundle:

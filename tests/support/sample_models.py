@@ -87,9 +87,9 @@ def first_column_graph(file: Path, classes: int) -> Path:
     return _product_graph(file, "probabilities", np.eye(classes, 1, dtype=np.float32), "score")
 
 
-def _product_graph(file: Path, given: str, weights: NDArray[np.float32], made: str) -> Path:
-    nodes, (before, after) = [helper.make_node("MatMul", [given, "weights"], [made])], weights.shape
-    return float_graph(file, nodes, {given: ["n", before]}, {made: ["n", after]}, weights=weights)
+def _product_graph(file: Path, input_name: str, weights: NDArray[np.float32], output_name: str) -> Path:
+    nodes, (before, after) = [helper.make_node("MatMul", [input_name, "weights"], [output_name])], weights.shape
+    return float_graph(file, nodes, {input_name: ["n", before]}, {output_name: ["n", after]}, weights=weights)
 
 
 def beep_model(file: Path, samples: int = 8000) -> Path:

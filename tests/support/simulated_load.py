@@ -122,9 +122,9 @@ class Load:
         """Sends the plan, ordered by time from now on; returns when all have ended, in the plan's order."""
         start_s = self.clock.monotonic_s()
         tasks = []
-        for asked in plan:
-            await self.clock.advance(start_s + asked.at_s - self.clock.monotonic_s())
-            tasks.append(asyncio.create_task(self._ask(asked)))
+        for planned in plan:
+            await self.clock.advance(start_s + planned.at_s - self.clock.monotonic_s())
+            tasks.append(asyncio.create_task(self._ask(planned)))
             await self._settle()
         ending = asyncio.gather(*tasks)
         while not ending.done():
@@ -138,18 +138,18 @@ class Load:
         for _ in range(4):
             await asyncio.sleep(0)
 
-    async def _ask(self, asked: Asked) -> Ended:
+    async def _ask(self, planned: Asked) -> Ended:
         began_s = self.clock.monotonic_s()
         request = request_of(
-            *range(asked.rows),
-            deadline_s=None if asked.timeout_s is None else began_s + asked.timeout_s,
-            principal=asked.principal,
-            priority=asked.priority,
-            audit=NOTE if asked.audit else None,
+            *range(planned.rows),
+            deadline_s=None if planned.timeout_s is None else began_s + planned.timeout_s,
+            principal=planned.principal,
+            priority=planned.priority,
+            audit=NOTE if planned.audit else None,
         )
         error = None
         try:
-            await self.batcher.submit(asked.key, request)
+            await self.batcher.submit(planned.key, request)
         except (DeadlineExceededError, QueueFullError) as refused:
             error = refused
-        return Ended(asked, self.clock.monotonic_s() - began_s, error)
+        return Ended(planned, self.clock.monotonic_s() - began_s, error)

@@ -17,8 +17,8 @@ from pathlib import Path
 from support.faulty_disk import mark
 from support.update_faults import live, site
 
-device, wanted = site(Path(sys.argv[1]), Path(sys.argv[2]))
-asyncio.run(live(device, wanted))
+device, models = site(Path(sys.argv[1]), Path(sys.argv[2]))
+asyncio.run(live(device, models))
 mark("over")
 """
 
@@ -33,19 +33,19 @@ root, bundles = Path(sys.argv[1]), Path(sys.argv[2])
 
 async def main():
     before = calls()
-    device, wanted = site(root / "sample", bundles)
-    await live(device, wanted)
+    device, models = site(root / "sample", bundles)
+    await live(device, models)
     changes = calls() - before
     rounds, states = 0, {}
     for after, break_disk in failures(range(int(sys.argv[3]), changes + 1, int(sys.argv[4]))):
-        device, wanted = site(root / str(after), bundles)
+        device, models = site(root / str(after), bundles)
         break_disk()
-        await live(device, wanted, ends=False)
+        await live(device, models, ends=False)
         fail(-1, 0)
-        state = await ended(device, wanted[-1])  # the process goes on
+        state = await ended(device, models[-1])  # the process goes on
         states[state] = states.get(state, 0) + 1
         device.start()
-        assert await ended(device, wanted[-1]) == state  # and so does the next one
+        assert await ended(device, models[-1]) == state  # and so does the next one
         shutil.rmtree(root / str(after))
         rounds += 1
     print(json.dumps({"changes": changes, "rounds": rounds, "states": states}))
@@ -63,16 +63,16 @@ def bundles_at(folder: Path) -> None:
 def site(disk: Path, bundles: Path) -> tuple[Device, list[DesiredModel]]:
     """A device that keeps what it has on `disk`, and what its fleet desires of it, one after the other."""
     registry = Registry(random.Random(1))
-    wanted = [registry.add(bundles / str(version), f"r{version}") for version in VERSIONS]
+    models = [registry.add(bundles / str(version), f"r{version}") for version in VERSIONS]
     device = Device(disk, registry, HastyClock())
     device.setup = bundles / "1"
-    return device, wanted
+    return device, models
 
 
-async def live(device: Device, wanted: list[DesiredModel], *, ends: bool = True) -> None:
+async def live(device: Device, models: list[DesiredModel], *, ends: bool = True) -> None:
     """All updates, with a restart while each is tried; whatever the disk does, something that verifies answers."""
     device.start()
-    for model in wanted:
+    for model in models:
         device.updater.receive([model])
         restarted = False
         for _ in range(40):
@@ -91,14 +91,14 @@ async def live(device: Device, wanted: list[DesiredModel], *, ends: bool = True)
             assert not ends, device.installed.record
 
 
-async def ended(device: Device, wanted: DesiredModel) -> str:
+async def ended(device: Device, model: DesiredModel) -> str:
     """How the update ends, with a disk that is well."""
     assert device.version in (1, *VERSIONS)
-    device.updater.receive([wanted])
+    device.updater.receive([model])
     await device.run()
     record = device.installed.record
     assert record.state in ENDED and not device.installed.in_trial
-    assert (device.version == wanted.version) is (record.state is UpdateState.COMMITTED)
+    assert (device.version == model.version) is (record.state is UpdateState.COMMITTED)
     left = [path for path in (device.folder / "models").rglob("fetch/*") if path.is_file()]
     assert left == [], "what was on its way is in the way"
     return record.state.value
@@ -113,10 +113,10 @@ def recorded(root: Path, bundles: Path) -> Recording:
 async def check_crash(recording: Recording, point: int, seed: int, crash: Path, bundles: Path) -> None:
     """After a power cut before that change the device answers with what verifies, and gets where it was to get."""
     recording.crash(point, random.Random(seed), crash)
-    device, wanted = site(crash, bundles)
+    device, models = site(crash, bundles)
     device.start()
     assert device.version in (1, *VERSIONS)
-    assert await ended(device, wanted[-1]) == UpdateState.COMMITTED
+    assert await ended(device, models[-1]) == UpdateState.COMMITTED
 
 
 def errors_at(root: Path, bundles: Path, first: int, step: int) -> dict[str, object]:

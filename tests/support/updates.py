@@ -121,9 +121,9 @@ class Registry(SignedFiles):
         sha256 = self.signed[target_path(manifest.name, manifest.version, "manifest.json")].sha256
         return DesiredModel(manifest.name, manifest.version, sha256, rollout)
 
-    def relabelled(self, wanted: DesiredModel, name: str, version: int) -> DesiredModel:
+    def relabelled(self, model: DesiredModel, name: str, version: int) -> DesiredModel:
         """Signs the same files as another bundle; returns the desired state of a fleet."""
-        folder = target_path(wanted.name, wanted.version, "")
+        folder = target_path(model.name, model.version, "")
         for path, file in list(self.signed.items()):
             inside = path.removeprefix(folder)
             custom = dict(file.custom)
@@ -131,7 +131,7 @@ class Registry(SignedFiles):
                 custom |= {"bundle": name, "version": version}
             moved = target_path(name, version, inside)
             self.signed[moved] = file._replace(path=moved, custom=custom)
-        return replace(wanted, name=name, version=version)
+        return replace(model, name=name, version=version)
 
 
 class FakeServing:

@@ -63,8 +63,8 @@ _ID = "01a2019f-6dd1-704a-a261-d1635d589c27"
 def _recipe(wrong: str, right: str, text: str, code: int = 2) -> Command:
     """A recipe in which one line is wrong."""
     assert right in _RECIPE
-    given = f"recipe.toml: {text or f'without {right}'.strip()}\n"
-    return Command(wrong, _MAKE, {"recipe.toml": _RECIPE.replace(right, text)}, code, given=given)
+    description = f"recipe.toml: {text or f'without {right}'.strip()}\n"
+    return Command(wrong, _MAKE, {"recipe.toml": _RECIPE.replace(right, text)}, code, given=description)
 
 
 def _manifest(wrong: str, text: str) -> Command:

@@ -178,21 +178,21 @@ class Site:
 
     def _output(self, case: Command) -> str:
         program, *arguments = shlex.split(self._real(case.line))
-        out, said = io.TextIOWrapper(io.BytesIO(), "utf-8"), io.StringIO()  # JSON is written as bytes
+        out, err = io.TextIOWrapper(io.BytesIO(), "utf-8"), io.StringIO()  # JSON is written as bytes
         environ = {name: self._real(value) for name, value in case.environ.items()}
         with (
             patch.dict(os.environ, {"HOME": str(self.folder), "COLUMNS": "200"} | environ),
             patch.object(sys, "argv", [program, *arguments]),
             patch.object(sys, "stdin", io.StringIO()),
             redirect_stdout(out),
-            redirect_stderr(said),
+            redirect_stderr(err),
         ):
             try:
                 code = _PROGRAMS[program]()
             except SystemExit as end:
                 code = int(end.code or 0)
         out.seek(0)
-        printed, message = out.read(), said.getvalue()
+        printed, message = out.read(), err.getvalue()
         assert code == case.code, (code, printed, message)
         assert "Traceback" not in message, message
         assert not printed or ("json" in arguments and json.loads(printed)), printed

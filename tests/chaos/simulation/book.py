@@ -283,9 +283,9 @@ class Book:
         value = np.array(ask.values[position : position + 1], np.float32)
         by_full = row.model_digest == full_digest
         truth = (full_says if by_full else edge_says)(value)[0]
-        given = response.output(PROBABILITIES)[position]
+        found = response.output(PROBABILITIES)[position]
         self.holds(
-            np.array_equal(given, truth), "{} has {} in row {}, its model says {}", request_id, given, position, truth
+            np.array_equal(found, truth), "{} has {} in row {}, its model says {}", request_id, found, position, truth
         )
         if by_full:
             self.holds(ask.privacy is Privacy.ANY, "{} is local_only, and the full model answered it", request_id)

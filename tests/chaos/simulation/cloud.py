@@ -196,8 +196,8 @@ class Cloud:
     def audits(self) -> tuple[set[str], int]:
         """The ids of those that are known as counted, and how many count in the pools."""
         with self._database.reading() as connection:
-            known = set(connection.execute(select(AUDITS.c.request_id)).scalars())
-            return known, sum(pool.state.audits for pool in records.pools(connection))
+            audited_ids = set(connection.execute(select(AUDITS.c.request_id)).scalars())
+            return audited_ids, sum(pool.state.audits for pool in records.pools(connection))
 
     def _ended(self, work: asyncio.Task[InferResponse]) -> None:
         self._tasks.discard(work)

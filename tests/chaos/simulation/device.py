@@ -85,12 +85,12 @@ class Device:
         gateway = CloudClient(chain, cache, clock, model_refusals, contracts=NoContracts(), traffic=LiveTraffic())
         spending = unpriced_spending(clock)
         hedging = Hedging(gateway, clock, HedgeSection(), _RESERVE_S, spending)
-        held = Models(models.held(plan.row_ms, clock))
-        client = CorrectionClient(chain, held, NoContracts(), model_refusals, clock)
+        device_models = Models(models.held(plan.row_ms, clock))
+        client = CorrectionClient(chain, device_models, NoContracts(), model_refusals, clock)
         delivery = Delivery(self.outbox, client, chain, clock=clock, rng=rng, max_age_s=plan.max_age_s)
         edge_runs = EdgeRuns(cache, spending, FileDecoding(1, 1 << 28, clock), clock)
         self._cascade = Cascade(
-            models=held,
+            models=device_models,
             chooser=VariantChooser(gateway, clock, _RESERVE_S, lambda _: 0.0),
             edge_runs=edge_runs,
             decisions=RowDecisions(TierRouter(min_threshold=0.0, clock=clock), cache, spending, clock),

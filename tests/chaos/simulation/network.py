@@ -111,7 +111,7 @@ class SimulatedLink:
         await self._cross("up", _HEAD_BYTES, ends_s)
         await self._cross("down", _HEAD_BYTES, ends_s)
 
-    async def _cross(self, way: str, size_bytes: int, ends_s: float) -> None:
+    async def _cross(self, direction: str, size_bytes: int, ends_s: float) -> None:
         """Returns once `size_bytes` bytes have arrived.
 
         Raises:
@@ -119,12 +119,12 @@ class SimulatedLink:
         """
         now_s = self._clock.monotonic_s()
         lost = self._lost(-(-size_bytes // _PACKET_BYTES))
-        if way == "up":
+        if direction == "up":
             self.sent_bytes += size_bytes + len(lost) * _PACKET_BYTES
         on_the_line_s = size_bytes * 8 / (self._weather.mbit_s * 1e6)
-        starts_s = max(now_s, self._free_at_s[way])
+        starts_s = max(now_s, self._free_at_s[direction])
         arrives_s = self._awake(starts_s + on_the_line_s)
-        self._free_at_s[way] = min(arrives_s, max(ends_s, now_s))  # who gives up makes room
+        self._free_at_s[direction] = min(arrives_s, max(ends_s, now_s))  # who gives up makes room
         arrives_s += self._weather.rtt_ms / 2000 + self._rng.expovariate(1) * self._weather.jitter_ms / 1000
         arrives_s = self._awake(arrives_s + max(lost, default=0.0))
         if self._within(self._weather.off, now_s) or self._within(self._weather.off, arrives_s) or arrives_s > ends_s:

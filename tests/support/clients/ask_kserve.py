@@ -50,8 +50,8 @@ async def main():
         results["ready"] = await client.is_server_ready(url, headers=headers)
         results["model_ready"] = await client.is_model_ready(url, MODEL, headers=headers)
         results["nobody_ready"] = await client.is_model_ready(url, "nobody", headers=headers)
-        for name, asked in requests().items():
-            response = await client.infer(url, asked, model_name=MODEL, headers=dict(headers))
+        for name, infer_request in requests().items():
+            response = await client.infer(url, infer_request, model_name=MODEL, headers=dict(headers))
             results[name] = np.asarray(response.get_output_by_name(OUTPUT).as_numpy()).tolist()
             results[f"{name}_head"] = {"id": response.id, "model": response.model_name, **response.parameters}
         refused = {
@@ -59,9 +59,9 @@ async def main():
             "wrong_output": (MODEL, request(images, "BYTES", outputs=[RequestedOutput("logits")])),
             "unknown_model": ("nobody", request(images, "BYTES")),
         }
-        for name, (model, asked) in refused.items():
+        for name, (model, infer_request) in refused.items():
             try:
-                await client.infer(url, asked, model_name=model, headers=dict(headers))
+                await client.infer(url, infer_request, model_name=model, headers=dict(headers))
             except httpx.HTTPStatusError as error:
                 results[name] = {"status": error.response.status_code, "message": str(error)}
     json.dump(results, sys.stdout)

@@ -33,14 +33,14 @@ async def main():
         results["live"] = await client.is_server_live(headers=headers)
         results["ready"] = await client.is_server_ready(headers=headers)
         results["model_ready"] = await client.is_model_ready(MODEL, headers=headers)
-        asked = {
+        requests = {
             "bytes": request(images, "BYTES"),
             "pixels": request(pixels, "UINT8"),
             "typed": request(pixels, "UINT8", binary=False),
             "one_row": request(images[:1], "BYTES"),
             "parameters": request(images, "BYTES", parameters={"wait": "final", "timeout": 5_000_000}),
         }
-        for name, one in asked.items():
+        for name, one in requests.items():
             response = await client.infer(one, headers=headers)
             results[name] = np.asarray(response.get_output_by_name(OUTPUT).as_numpy()).tolist()
             results[f"{name}_head"] = {

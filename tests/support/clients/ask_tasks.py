@@ -22,7 +22,7 @@ def array(model):
     return np.array(model["data"], np.float32).reshape(model["shape"])
 
 
-def told(found):
+def summary(found):
     """Shape and dtype of an output, and a digest of its elements."""
     found = np.asarray(found)
     if found.dtype.kind in "OSU":
@@ -37,7 +37,7 @@ def ask_triton(client, module, model):
     sent = module.InferInput(model["input"], model["shape"], model["datatype"])
     sent.set_data_from_numpy(array(model))
     result = client.infer(model["name"], [sent])
-    return {name: told(result.as_numpy(name)) for name in model["outputs"]}
+    return {name: summary(result.as_numpy(name)) for name in model["outputs"]}
 
 
 def triton():
@@ -62,10 +62,10 @@ async def kserve():
             sent = InferInput(model["input"], model["shape"], model["datatype"])
             sent.set_data_from_numpy(array(model), binary_data=True)
             outputs = [RequestedOutput(each, {"binary_data": True}) for each in model["outputs"]]
-            asked = InferRequest(name, [sent], request_outputs=outputs)
-            found = await rest.infer(job["url"], asked, model_name=name), await rpc.infer(InferRequest(name, [sent]))
+            request = InferRequest(name, [sent], request_outputs=outputs)
+            found = await rest.infer(job["url"], request, model_name=name), await rpc.infer(InferRequest(name, [sent]))
             for answers, answer in zip((over_rest, over_grpc), found, strict=True):
-                answers[name] = {each: told(answer.get_output_by_name(each).as_numpy()) for each in model["outputs"]}
+                answers[name] = {each: summary(answer.get_output_by_name(each).as_numpy()) for each in model["outputs"]}
     return over_rest, over_grpc
 
 

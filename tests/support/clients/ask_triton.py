@@ -36,7 +36,7 @@ def tensor(array, datatype, **form):
     return [found]
 
 
-def wanted(**form):
+def outputs(**form):
     return [triton.InferRequestedOutput(OUTPUT, **form)]
 
 
@@ -49,17 +49,17 @@ PARAMETERS = {"timeout": 5_000_000, "parameters": {"wait": "final"}}
 if IS_GRPC:
     INFERS |= {
         "bytes": (tensor(images, "BYTES"), {}),
-        "pixels": (tensor(pixels, "UINT8"), {"outputs": wanted()}),
+        "pixels": (tensor(pixels, "UINT8"), {"outputs": outputs()}),
         "gzip": (tensor(pixels, "UINT8"), {"compression_algorithm": "gzip"}),
         "parameters": (tensor(images, "BYTES"), {"priority": 1, "client_timeout": 20, **PARAMETERS}),
     }
 else:
     INFERS |= {
         "bytes_binary": (tensor(images, "BYTES"), {}),
-        "bytes_binary_json_output": (tensor(images, "BYTES"), {"outputs": wanted(binary_data=False)}),
-        "one_row": (tensor(images[:1], "BYTES"), {"outputs": wanted(binary_data=True)}),
-        "pixels_binary": (tensor(pixels, "UINT8"), {"outputs": wanted(binary_data=True)}),
-        "pixels_json": (tensor(pixels, "UINT8", binary_data=False), {"outputs": wanted(binary_data=False)}),
+        "bytes_binary_json_output": (tensor(images, "BYTES"), {"outputs": outputs(binary_data=False)}),
+        "one_row": (tensor(images[:1], "BYTES"), {"outputs": outputs(binary_data=True)}),
+        "pixels_binary": (tensor(pixels, "UINT8"), {"outputs": outputs(binary_data=True)}),
+        "pixels_json": (tensor(pixels, "UINT8", binary_data=False), {"outputs": outputs(binary_data=False)}),
         "gzip": (tensor(pixels, "UINT8"), {"request_compression_algorithm": "gzip"}),
         "deflate": (tensor(pixels, "UINT8"), {"request_compression_algorithm": "deflate"}),
         "gzip_response": (tensor(pixels, "UINT8"), {"response_compression_algorithm": "gzip"}),
@@ -94,7 +94,7 @@ def ask(client):
             client.infer(model, inputs, headers=dict(headers), **options)
         except InferenceServerException as error:
             results[name] = refusal(error)
-    answer = client.infer(MODEL, tensor(images, "BYTES"), outputs=wanted(class_count=2), headers=dict(headers))
+    answer = client.infer(MODEL, tensor(images, "BYTES"), outputs=outputs(class_count=2), headers=dict(headers))
     results["classes"] = [[text.decode() for text in row] for row in answer.as_numpy(OUTPUT)]
     results["index"] = client.get_model_repository_index(headers=headers, **FORM)
     results["statistics"] = client.get_inference_statistics(MODEL, headers=headers, **FORM)
