@@ -295,12 +295,12 @@ async def faults_of_rollouts(site: Site, monkeypatch: pytest.MonkeyPatch) -> set
     tagged = await client.patch("/fleet/v1/devices/cam", json={"tags": {"test": "1"}})
     assert tagged.status_code == 200, tagged.text
     site.hook.status = 500
-    made = await client.post("/fleet/v1/rollouts", json=definition)
-    assert made.status_code == 201, made.text
+    created = await client.post("/fleet/v1/rollouts", json=definition)
+    assert created.status_code == 201, created.text
     await site.fires("FirstlineWebhookFailing")
     site.hook.status = 200
     await site.clears("FirstlineWebhookFailing")
-    one = f"/fleet/v1/rollouts/{made.json()['id']}"
+    one = f"/fleet/v1/rollouts/{created.json()['id']}"
 
     async def do(command: str) -> None:
         answer = await client.post(f"{one}/{command}")
@@ -312,7 +312,7 @@ async def faults_of_rollouts(site: Site, monkeypatch: pytest.MonkeyPatch) -> set
     await site.fires("FirstlineRolloutStuck")
     await do("resume")
     await site.clears("FirstlineRolloutStuck")
-    await site.cam_reports(2, None, Update("digits", 2, UpdateState.COMMITTED, rollout=made.json()["id"]))
+    await site.cam_reports(2, None, Update("digits", 2, UpdateState.COMMITTED, rollout=created.json()["id"]))
 
     async def completed() -> bool:
         await site.site.gateway.rollout_driver.drive()

@@ -20,13 +20,13 @@ def pool() -> Pool:
     rng = np.random.default_rng(5)
     labels = rng.integers(0, 4, 800)
 
-    def said(strength: float) -> np.ndarray[Any, np.dtype[np.float32]]:
+    def probabilities(strength: float) -> np.ndarray[Any, np.dtype[np.float32]]:
         logits = rng.normal(size=(len(labels), 4)) * 1.5
         logits[np.arange(len(labels)), labels] += strength * rng.uniform(0.2, 2, len(labels))
         odds = np.exp(logits)
         return (odds / odds.sum(axis=1, keepdims=True)).astype(np.float32)
 
-    return Pool(CIFAR10.name, said(4), said(9), labels)
+    return Pool(CIFAR10.name, probabilities(4), probabilities(9), labels)
 
 
 def missed(part: Any, records: Sequence[Any]) -> list[str]:

@@ -49,7 +49,7 @@ def gateways(broker: GeneratedBroker) -> MqttSettings:
     )
 
 
-class Room:
+class Revoker:
     """An updater, and the revocations that it applies."""
 
     def __init__(self, broker: GeneratedBroker) -> None:
@@ -70,23 +70,23 @@ class Room:
 
 
 @pytest.fixture
-async def room(broker: GeneratedBroker) -> AsyncIterator[Room]:
-    found = Room(broker)
+async def revoker(broker: GeneratedBroker) -> AsyncIterator[Revoker]:
+    found = Revoker(broker)
     await found.updater.task.start()
     yield found
     await found.updater.task.close()
 
 
-async def test_revoked_session_is_silenced_and_then_ended(broker: GeneratedBroker, room: Room) -> None:
+async def test_revoked_session_is_silenced_and_then_ended(broker: GeneratedBroker, revoker: Revoker) -> None:
     revoked, other, gateway = device(broker, "a", will=f"{PREFIX}/a/state"), device(broker, "b"), broker.gateway()
     gateway.subscribe(f"{PREFIX}/+/state")
     revoked.subscribe(f"{PREFIX}/a/res")
     assert await asyncio.to_thread(revoked.publish, f"{PREFIX}/a/state", b"before") == "Success"
     gateway.wait_for(f"{PREFIX}/a/state")
 
-    room.revocations.revoked_devices.add("a")
+    revoker.revocations.revoked_devices.add("a")
     started_s = time.monotonic()
-    room.revoke(broker.issuer.serials["a"])
+    revoker.revoke(broker.issuer.serials["a"])
     await asyncio.to_thread(revoked.wait, lambda: revoked.gone)
     assert time.monotonic() - started_s < ENDED_WITHIN_S
 
@@ -121,11 +121,11 @@ def test_revoked_session_can_do_nothing_until_it_is_ended(broker: GeneratedBroke
     gateway.close()
 
 
-async def test_a_stolen_certificate_does_not_connect_after_reenrolment(broker: GeneratedBroker, room: Room) -> None:
+async def test_a_stolen_certificate_is_refused_after_reenrolment(broker: GeneratedBroker, revoker: Revoker) -> None:
     thief = device(broker, "a")
     stolen = broker.issuer.serials["a"]
     fresh = broker.issuer.device("a")
-    room.revoke(stolen)
+    revoker.revoke(stolen)
     await asyncio.to_thread(thief.wait, lambda: thief.gone)
     owner = await asyncio.to_thread(broker.device, fresh)
     assert owner.is_in
@@ -135,15 +135,15 @@ async def test_a_stolen_certificate_does_not_connect_after_reenrolment(broker: G
 
 async def test_session_revoked_before_the_start_is_ended(broker: GeneratedBroker) -> None:
     """A gateway brings the files up to date before it runs; a stolen certificate may be connected by then."""
-    room, thief = Room(broker), device(broker, "a")
-    room.revocations.certificates.append(RevokedCertificate(broker.issuer.serials["a"], time.time(), "a"))
-    assert await asyncio.to_thread(room.updater.refresh) == {"a"}
-    await room.updater.task.start()
+    revoker, thief = Revoker(broker), device(broker, "a")
+    revoker.revocations.certificates.append(RevokedCertificate(broker.issuer.serials["a"], time.time(), "a"))
+    assert await asyncio.to_thread(revoker.updater.refresh) == {"a"}
+    await revoker.updater.task.start()
     await asyncio.to_thread(thief.wait, lambda: thief.gone)
-    await room.updater.task.close()
+    await revoker.updater.task.close()
 
 
-async def test_ending_sessions_is_retried(broker: GeneratedBroker, room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_ending_is_retried(broker: GeneratedBroker, revoker: Revoker, monkeypatch: pytest.MonkeyPatch) -> None:
     failed = asyncio.Event()
 
     async def fails_first(settings: MqttSettings, devices: Sequence[str]) -> list[str]:
@@ -155,16 +155,16 @@ async def test_ending_sessions_is_retried(broker: GeneratedBroker, room: Room, m
     monkeypatch.setattr(updater, "end_sessions", fails_first)
     monkeypatch.setattr(updater, "_RETRY_S", 0.1)
     thief = device(broker, "a")
-    room.revoke(broker.issuer.serials["a"])
+    revoker.revoke(broker.issuer.serials["a"])
     await asyncio.to_thread(thief.wait, lambda: thief.gone)
     assert failed.is_set()
 
 
-async def test_revocation_during_an_outage_holds_afterwards(broker: GeneratedBroker, room: Room) -> None:
+async def test_revocation_during_an_outage_holds_afterwards(broker: GeneratedBroker, revoker: Revoker) -> None:
     broker.broker.stop()
-    room.revocations.certificates.append(RevokedCertificate(broker.issuer.serials["a"], time.time(), "a"))
-    room.revocations.revoked_devices.add("a")
-    assert await asyncio.to_thread(room.updater.refresh) == {"a"}
+    revoker.revocations.certificates.append(RevokedCertificate(broker.issuer.serials["a"], time.time(), "a"))
+    revoker.revocations.revoked_devices.add("a")
+    assert await asyncio.to_thread(revoker.updater.refresh) == {"a"}
     assert await end_sessions(gateways(broker), ["a"]) == ["a"]
     broker.broker.start()
     assert not (await asyncio.to_thread(device, broker, "a")).is_in

@@ -104,7 +104,7 @@ def test_cached_outputs_give_the_same_certificate(running: Line, scans: Dataset)
 
 
 @pytest.mark.parametrize(
-    ("changes", "says"),
+    ("changes", "message"),
     [
         ({"version": 7}, r"holds 'digits' in version 1, not 7"),
         ({"name": "letters"}, r"holds no model 'letters'"),
@@ -116,10 +116,10 @@ def test_cached_outputs_give_the_same_certificate(running: Line, scans: Dataset)
     ],
 )
 def test_device_with_another_bundle_is_refused(
-    running: Line, scans: Dataset, tmp_path: Path, changes: dict[str, Any], says: str
+    running: Line, scans: Dataset, tmp_path: Path, changes: dict[str, Any], message: str
 ) -> None:
     bundle = open_bundle(changed(tmp_path / "other", **changes))
-    with Client(running.agent.url) as agent, pytest.raises(ConfigError, match=says):
+    with Client(running.agent.url) as agent, pytest.raises(ConfigError, match=message):
         gather_from_agent(bundle, scans, agent)
 
 

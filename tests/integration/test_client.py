@@ -134,8 +134,8 @@ async def test_correction_is_found_by_its_id(agent: Asker, running: Line, unsure
         provisional: InferResponse = await agent("infer", "digits", {"image": scan})
         assert provisional.answer.status is Status.PROVISIONAL
         request_id = provisional.answer.request_id
-        kept: InferResponse = await agent("answer", request_id)
-        np.testing.assert_array_equal(kept.output("probabilities"), provisional.output("probabilities"))
+        stored: InferResponse = await agent("answer", request_id)
+        np.testing.assert_array_equal(stored.output("probabilities"), provisional.output("probabilities"))
         with pytest.raises(errors.RemoteTimeoutError, match=f"{request_id} was still provisional after 0.2 s"):
             await agent("wait_for_final", request_id, timeout_s=0.2)
         with pytest.raises(errors.LinkDownError):
@@ -158,16 +158,16 @@ async def test_events_deliver_the_correction_at_once(
     running.cut()
     try:
         provisional: InferResponse = await agent("infer", "digits", {"image": scan}, wait="first")
-        heard = agent.begin("events", provisional.answer.request_id)
-        first: InferResponse = await anext(heard)
+        events = agent.begin("events", provisional.answer.request_id)
+        first: InferResponse = await anext(events)
         assert first.answer == provisional.answer
     finally:
         running.restore()
-    final: InferResponse = await anext(heard)
+    final: InferResponse = await anext(events)
     assert (final.answer.request_id, final.answer.status) == (provisional.answer.request_id, Status.FINAL)
     assert final.answer.changed == (expected.argmax() != provisional.output("probabilities").argmax())
     np.testing.assert_allclose(final.output("probabilities")[0], expected, atol=1e-5)
-    assert [item async for item in heard] == []
+    assert [item async for item in events] == []
 
 
 async def test_stream_yields_first_and_final_answer(ask: Asker, unsure: tuple[bytes, np.ndarray]) -> None:
@@ -175,8 +175,8 @@ async def test_stream_yields_first_and_final_answer(ask: Asker, unsure: tuple[by
     scan, expected = unsure
     scan += b"stream " + ask.client.__class__.__name__.encode()
     found: list[Classification] = await ask.all("stream_file", "digits", scan)
-    wanted = [Status.FINAL] if found[0].answer.tier is Tier.CLOUD else [Status.PROVISIONAL, Status.FINAL]
-    assert [item.answer.status for item in found] == wanted
+    statuses = [Status.FINAL] if found[0].answer.tier is Tier.CLOUD else [Status.PROVISIONAL, Status.FINAL]
+    assert [item.answer.status for item in found] == statuses
     assert len({item.answer.request_id for item in found}) == 1
     assert found[-1].probability == pytest.approx(expected.max(), abs=1e-5)
 

@@ -37,7 +37,7 @@ ClientResults = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Asked:
+class Batch:
     """The images and pixels that are sent, and the rows of probabilities that each tier must give for them."""
 
     images: list[bytes]
@@ -55,7 +55,7 @@ class Served:
 
 
 @pytest.fixture(scope="module")
-def asked() -> Asked:
+def batch() -> Batch:
     found = predictions(60)
     # Rows of both kinds, so that the agent's answer is the edge model's for some and the full model's for others.
     chosen = [*np.flatnonzero(found.sure)[: ROWS - 1], np.flatnonzero(~found.sure)[0]]
@@ -63,7 +63,7 @@ def asked() -> Asked:
     encoded = [found.contents[row] for row in chosen]
     pixels = np.stack([np.asarray(Image.open(io.BytesIO(content)).convert("L")) for content in encoded])[..., None]
     expected = np.where(found.sure[chosen, None], found.edge[chosen], found.full[chosen])
-    return Asked(encoded, pixels, {"agent": expected, "gateway": found.full[chosen]})
+    return Batch(encoded, pixels, {"agent": expected, "gateway": found.full[chosen]})
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +87,7 @@ def tier(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module")
-def ask(running: Served, asked: Asked, clients_python: Path) -> Callable[..., ClientResults]:
+def ask(running: Served, batch: Batch, clients_python: Path) -> Callable[..., ClientResults]:
     def job(script: str, tier: str) -> dict[str, Any]:
         server = running.line.tiers[tier]
         return {
@@ -95,8 +95,8 @@ def ask(running: Served, asked: Asked, clients_python: Path) -> Callable[..., Cl
             "grpc": f"127.0.0.1:{running.grpc_ports[tier]}",
             "headers": running.operator if script == "ask_repository.py" and tier == "gateway" else server.headers,
             "readers": server.headers,
-            "images": [base64.b64encode(image).decode() for image in asked.images],
-            "pixels": asked.pixels.tolist(),
+            "images": [base64.b64encode(image).decode() for image in batch.images],
+            "pixels": batch.pixels.tolist(),
         }
 
     @cache
@@ -166,19 +166,19 @@ FORMS += [("triton_grpc", name) for name in ("bytes", "pixels", "gzip", "version
 @pytest.mark.parametrize("prefix", ["", "aio_"])
 @pytest.mark.parametrize(("transport", "name"), FORMS)
 def test_triton_gets_the_bundles_own_probabilities(
-    request: pytest.FixtureRequest, asked: Asked, tier: str, *, prefix: str, transport: str, name: str
+    request: pytest.FixtureRequest, batch: Batch, tier: str, *, prefix: str, transport: str, name: str
 ) -> None:
-    check_rows(request.getfixturevalue(transport)[prefix + name], asked.expected[tier])
+    check_rows(request.getfixturevalue(transport)[prefix + name], batch.expected[tier])
 
 
 @pytest.mark.parametrize("prefix", ["", "aio_"])
-def test_triton_sends_one_row(triton: ClientResults, asked: Asked, tier: str, prefix: str) -> None:
-    check_rows(triton[f"{prefix}one_row"], asked.expected[tier][:1])
+def test_triton_sends_one_row(triton: ClientResults, batch: Batch, tier: str, prefix: str) -> None:
+    check_rows(triton[f"{prefix}one_row"], batch.expected[tier][:1])
 
 
-def test_triton_sends_from_several_threads(triton: ClientResults, asked: Asked, tier: str) -> None:
+def test_triton_sends_from_several_threads(triton: ClientResults, batch: Batch, tier: str) -> None:
     for found in triton["threads"]:
-        check_rows(found, asked.expected[tier])
+        check_rows(found, batch.expected[tier])
 
 
 def test_triton_reads_the_answers_parameters(triton: ClientResults, tier: str) -> None:
@@ -233,16 +233,16 @@ def test_kserve_finds_server_and_model(kserve: ClientResults) -> None:
 @pytest.mark.parametrize(
     "name", ["bytes_binary", "bytes_binary_both", "pixels_binary", "pixels_json", "parameters", "dictionary"]
 )
-def test_kserve_gets_the_bundles_own_probabilities(kserve: ClientResults, asked: Asked, tier: str, name: str) -> None:
-    check_rows(kserve[name], asked.expected[tier])
+def test_kserve_gets_the_bundles_own_probabilities(kserve: ClientResults, batch: Batch, tier: str, name: str) -> None:
+    check_rows(kserve[name], batch.expected[tier])
     head = kserve[f"{name}_head"]
     assert (head["model"], head["status"]) == ("digits", "final")
     if name != "dictionary":
         assert head["id"] == "mine"
 
 
-def test_kserve_sends_one_row(kserve: ClientResults, asked: Asked, tier: str) -> None:
-    check_rows(kserve["one_row"], asked.expected[tier][:1])
+def test_kserve_sends_one_row(kserve: ClientResults, batch: Batch, tier: str) -> None:
+    check_rows(kserve["one_row"], batch.expected[tier][:1])
 
 
 @pytest.mark.parametrize(("name", "status", "sentence"), REFUSALS)
@@ -280,9 +280,9 @@ def test_triton_reads_index_statistics_and_configuration(triton: ClientResults, 
 
 
 @pytest.mark.parametrize("transport", ["triton", "triton_grpc"])
-def test_triton_gets_likeliest_classes(request: pytest.FixtureRequest, asked: Asked, tier: str, transport: str) -> None:
+def test_triton_gets_likeliest_classes(request: pytest.FixtureRequest, batch: Batch, tier: str, transport: str) -> None:
     labels = open_bundle(DIGITS).manifest.labels
-    for texts, expected in zip(request.getfixturevalue(transport)["classes"], asked.expected[tier], strict=True):
+    for texts, expected in zip(request.getfixturevalue(transport)["classes"], batch.expected[tier], strict=True):
         order = np.argsort(-expected)[:2]
         for text, index in zip(texts, order, strict=True):
             value, number, label = text.split(":")
@@ -296,19 +296,19 @@ def test_triton_reads_the_answers_parameters_over_grpc(triton_grpc: ClientResult
     assert response["parameters"]["status"] == {"string_param": "final"}
 
 
-def test_an_error_in_a_stream_ends_its_request_alone(triton_grpc: ClientResults, asked: Asked, tier: str) -> None:
+def test_an_error_in_a_stream_ends_its_request_alone(triton_grpc: ClientResults, batch: Batch, tier: str) -> None:
     first, refused, last = triton_grpc["stream"]
-    check_rows(first, asked.expected[tier])
-    check_rows(last, asked.expected[tier])
+    check_rows(first, batch.expected[tier])
+    check_rows(last, batch.expected[tier])
     assert "Row 0 of input 'image'" in refused
 
 
-def test_kserve_speaks_grpc(kserve_grpc: ClientResults, asked: Asked, tier: str) -> None:
+def test_kserve_speaks_grpc(kserve_grpc: ClientResults, batch: Batch, tier: str) -> None:
     assert (kserve_grpc["live"], kserve_grpc["ready"], kserve_grpc["model_ready"]) == (True, True, True)
     for name in ("bytes", "pixels", "typed", "parameters"):
-        check_rows(kserve_grpc[name], asked.expected[tier])
+        check_rows(kserve_grpc[name], batch.expected[tier])
         assert kserve_grpc[f"{name}_head"] == {"id": "mine", "model": "digits", "status": "final"}
-    check_rows(kserve_grpc["one_row"], asked.expected[tier][:1])
+    check_rows(kserve_grpc["one_row"], batch.expected[tier][:1])
     for name, status, sentence in (
         ("wrong_datatype", "INVALID_ARGUMENT", REFUSALS[0][2]),
         ("unknown_model", "NOT_FOUND", "'nobody'"),

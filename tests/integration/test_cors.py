@@ -34,8 +34,8 @@ async def client(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterato
 
 async def test_listed_pages_may_send_files_and_read_answers(client: httpx.AsyncClient) -> None:
     for path in (INFER, "/v2/models/m/infer", "/v2/models/m"):
-        asked = {"Origin": PAGE, "Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "prefer"}
-        preflight = await client.options(path, headers=asked)
+        headers = {"Origin": PAGE, "Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "prefer"}
+        preflight = await client.options(path, headers=headers)
         assert (preflight.status_code, preflight.headers["access-control-allow-origin"]) == (204, PAGE), path
     found = await client.post(INFER, content=noise(), headers={"Origin": PAGE})
     assert (found.status_code, found.headers["access-control-allow-origin"]) == (200, PAGE), found.text
@@ -44,8 +44,8 @@ async def test_listed_pages_may_send_files_and_read_answers(client: httpx.AsyncC
 
 
 async def test_other_pages_get_nothing_that_they_can_read(client: httpx.AsyncClient) -> None:
-    asked = {"Origin": OTHER, "Access-Control-Request-Method": "POST"}
-    preflight = await client.options(INFER, headers=asked)
+    headers = {"Origin": OTHER, "Access-Control-Request-Method": "POST"}
+    preflight = await client.options(INFER, headers=headers)
     assert preflight.status_code == 403 and "api.cors_origins" in preflight.json()["error"]
     found = await client.post(INFER, content=noise(), headers={"Origin": OTHER})
     assert "access-control-allow-origin" not in found.headers

@@ -69,7 +69,7 @@ sys.exit(main())
 
 
 async def test_delivery_committed_before_a_kill_is_answered_again(tmp_path: Path) -> None:
-    port, asked, dying = free_port(), delivery(1), tmp_path / "dying.py"
+    port, request, dying = free_port(), delivery(1), tmp_path / "dying.py"
     dying.write_text(_DIES_BEFORE_IT_ANSWERS)
     environ = os.environ | {
         "FIRSTLINE_GATEWAY_AUTH__MODE": "off",
@@ -80,10 +80,10 @@ async def test_delivery_committed_before_a_kill_is_answered_again(tmp_path: Path
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20) as client:
         with TierProcess(str(dying), log=log, port=port, environ=environ) as gateway:
             with pytest.raises(httpx.TransportError):
-                await post(client, asked)
+                await post(client, request)
             assert gateway.process.wait(20) == -signal.SIGKILL
         with TierProcess("firstline_gateway", log=log, port=port, environ=environ):
-            first, again = read(await post(client, asked)), read(await post(client, asked))
+            first, again = read(await post(client, request)), read(await post(client, request))
             metrics = (await client.get("/metrics")).text.splitlines()
     assert same(first, again)
     assert 'firstline_gateway_deliveries_total{result="repeated"} 2.0' in metrics
@@ -98,17 +98,17 @@ async def test_replicas_answer_each_delivery_once(tmp_path: Path, postgresql: Po
         httpx.AsyncClient() as client,
     ):
         for seed in range(20):
-            asked = delivery(seed)
-            replies = await asyncio.gather(*(post(client, asked, address) for address in (here, there, here, there)))
+            request = delivery(seed)
+            replies = await asyncio.gather(*(post(client, request, address) for address in (here, there, here, there)))
             first, *others = map(read, replies)
             assert all(same(first, again) for again in others)
         assert counted(one, "recorded") + counted(other, "recorded") == 20
-        asked = delivery(99)
-        first = read(await post(client, asked, here))
+        request = delivery(99)
+        first = read(await post(client, request, here))
         ran = answered(other)
-        assert same(first, read(await post(client, asked, there)))
+        assert same(first, read(await post(client, request, there)))
         assert answered(other) == ran
-        other_content = InferRequest("digits", (picture(98),), asked.request_id, version="1", promised=True)
+        other_content = InferRequest("digits", (picture(98),), request.request_id, version="1", promised=True)
         reply = await post(client, other_content, there)
         assert (reply.status_code, reply.json()["code"]) == (409, "request_id_reused")
 
@@ -119,6 +119,6 @@ async def test_delivery_takes_effect_once_over_mqtt(mosquitto: Broker, tmp_path:
         serving_gateway(tmp_path, broker=mosquitto, auth__mode="off") as (gateway, _),
         device_at(mosquitto, "cam") as device,
     ):
-        asked = delivery(1)
-        assert same(await device.infer(asked), await device.infer(asked))
+        request = delivery(1)
+        assert same(await device.infer(request), await device.infer(request))
         assert (counted(gateway, "recorded"), counted(gateway, "repeated"), answered(gateway)) == (1, 1, 1)

@@ -35,9 +35,9 @@ async def command(gateway: TlsSite, *arguments: str | Path, key: str | None = No
 
 
 async def test_printed_token_lets_the_device_join(gateway: TlsSite, tmp_path: Path) -> None:
-    made = await command(gateway, "enroll", "press-7")
-    assert made.exit_code == 0, made.output
-    identity = await join_gateway(gateway.url, parse_join_token(made.stdout), IdentityFiles(tmp_path))
+    enrolled = await command(gateway, "enroll", "press-7")
+    assert enrolled.exit_code == 0, enrolled.output
+    identity = await join_gateway(gateway.url, parse_join_token(enrolled.stdout), IdentityFiles(tmp_path))
     assert identity.device == "press-7"
     listed = json.loads((await command(gateway, "list", "-o", "json")).stdout)
     assert [one["name"] for one in listed if one["enrolled_s"]] == ["press-7"]
@@ -58,17 +58,17 @@ async def test_printed_token_lets_the_device_join(gateway: TlsSite, tmp_path: Pa
 async def test_tokens_are_written_to_files_or_one_csv(gateway: TlsSite, tmp_path: Path) -> None:
     names = [f"cam-{number}" for number in range(1200)]
     (tmp_path / "list.csv").write_text("\ufeffsite, name \n" + "".join(f"hall,{name}\n" for name in names))
-    made = await command(gateway, "enroll", "--csv", tmp_path / "list.csv", "--out", tmp_path / "tokens")
-    assert made.exit_code == 0, made.output
-    assert made.stdout == ""
+    enrolled = await command(gateway, "enroll", "--csv", tmp_path / "list.csv", "--out", tmp_path / "tokens")
+    assert enrolled.exit_code == 0, enrolled.output
+    assert enrolled.stdout == ""
     files = sorted(path.name for path in (tmp_path / "tokens").iterdir())
     assert files == sorted(f"{name}.token" for name in names)
     assert stat.S_IMODE((tmp_path / "tokens" / files[0]).stat().st_mode) == 0o600
 
     (tmp_path / "tokens.csv").touch(0o666)
-    made = await command(gateway, "enroll", "one", "two", "--out", tmp_path / "tokens.csv", "-o", "json")
+    enrolled = await command(gateway, "enroll", "one", "two", "--out", tmp_path / "tokens.csv", "-o", "json")
     assert stat.S_IMODE((tmp_path / "tokens.csv").stat().st_mode) == 0o600
-    assert [each["device"] for each in json.loads(made.stdout)] == ["one", "two"]
+    assert [each["device"] for each in json.loads(enrolled.stdout)] == ["one", "two"]
     lines = (tmp_path / "tokens.csv").read_text().splitlines()
     assert [line.split(",")[0] for line in lines] == ["name", "one", "two"]
     parse_join_token(lines[1].split(",")[1])

@@ -50,9 +50,9 @@ async def test_a_device_enrols_with_nothing_but_its_token(at: TlsSite) -> None:
     answer = (await device.enrol(token)).json()
     assert (answer["device"], answer["ca"], answer["broker"]) == ("press-7", pem, None)
     assert answer["now_s"] == pytest.approx(time.time(), abs=60)
-    made = ca.load_certificate(answer["certificate"].encode())
-    assert made.subject.rfc4514_string() == "CN=press-7", "the name is the token's, not the request's"
-    assert made.public_key() == device.key.public_key()
+    certificate = ca.load_certificate(answer["certificate"].encode())
+    assert certificate.subject.rfc4514_string() == "CN=press-7", "the name is the token's, not the request's"
+    assert certificate.public_key() == device.key.public_key()
     async with device.client() as client:
         assert (await client.get("/v2/models/digits")).status_code == 200
     (listed,) = (await at.operator.get(DEVICES_PATH)).json()["devices"]
@@ -133,8 +133,8 @@ async def test_expired_certificate_is_renewed_only_within_the_grace_period(at: T
         at.record_certificate("press-7", ended)
         device.keep(ended)
         async with device.client() as client:
-            said = await refusal(client)
-        assert "expired on 20" in said and said.endswith(sentence)
+            detail = await refusal(client)
+        assert "expired on 20" in detail and detail.endswith(sentence)
         if days_ago == 120:
             assert (await device.renew()).status_code == 401
         else:
@@ -253,8 +253,8 @@ async def asked_by_openssl(at: TlsSite, folder: Path, arguments: list[str], path
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
     )
-    said, _ = await asyncio.wait_for(process.communicate(request.encode()), 20)
-    return said.decode()
+    output, _ = await asyncio.wait_for(process.communicate(request.encode()), 20)
+    return output.decode()
 
 
 async def test_device_cannot_read_another_devices_answers(at: TlsSite) -> None:

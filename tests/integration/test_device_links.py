@@ -194,12 +194,12 @@ async def test_doctor_reports_the_running_agents_own_link(gateway: TlsSite, tmp_
         ({}, Severity.ERROR, "does not use this link"),
     ]
     with contextlib.closing(StateDirectory(settings.state_dir)) as state:  # as if an agent ran
-        for links, severity, says in cases:
+        for links, severity, detail in cases:
             status = json.dumps({"links": links}).encode()
             with answering(lambda *_, status=status: (200, {}, status)) as url:
                 state.publish_url(url)
                 [finding], _ = await link_findings(settings, credentials=credentials)
-            assert finding.severity is severity and says in finding.detail, finding
+            assert finding.severity is severity and detail in finding.detail, finding
         state.publish_url(f"http://127.0.0.1:{free_port()}")
         [finding], _ = await link_findings(settings, credentials=credentials)
     assert finding.severity is Severity.WARNING and "No agent answers at" in finding.detail

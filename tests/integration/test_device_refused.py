@@ -54,6 +54,6 @@ async def test_another_bundle_at_the_gateway_shows_on_the_device(tmp_path: Path)
                 for _ in range(2):
                     response = await ask(agent)
             [model] = agent.operations.status()["models"]
-            [said] = [line["error"] for line in lines if line["event"] == "model not served by gateway"]  # once
-            assert model["problem"].startswith(f"{said} Corrections wait 60 more min")
-            assert said in story(agent, response)
+            [error] = [line["error"] for line in lines if line["event"] == "model not served by gateway"]  # once
+            assert model["problem"].startswith(f"{error} Corrections wait 60 more min")
+            assert error in story(agent, response)

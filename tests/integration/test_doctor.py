@@ -57,7 +57,7 @@ async def test_doctor_does_not_disconnect_the_agent(start_mosquitto: Callable[..
     settings = edge_settings(tmp_path / "state", links=[link])
     topics = ("firstline/v1/+/state", "firstline/v1/+/telemetry")
     async with (
-        hearing(broker, *topics, username="_gateway", password="secret") as heard,
+        hearing(broker, *topics, username="_gateway", password="secret") as messages,
         EdgeAgent(settings) as agent,
     ):
         [mqtt] = agent.links.mqtt
@@ -68,8 +68,8 @@ async def test_doctor_does_not_disconnect_the_agent(start_mosquitto: Callable[..
         assert "ms (p50)" in finding.detail
         assert mqtt._client._connection is connection
         assert mqtt.connected
-        await until(lambda: any(message.topic.endswith("/telemetry") for message in heard))
-        states = {json.loads(message.payload)["state"] for message in heard if message.topic.endswith("/state")}
+        await until(lambda: any(message.topic.endswith("/telemetry") for message in messages))
+        states = {json.loads(message.payload)["state"] for message in messages if message.topic.endswith("/state")}
         assert states == {"online"}
     assert "kicked" not in broker.log_path.read_text()
 
@@ -86,22 +86,22 @@ async def test_invalid_credentials_are_reported_without_a_server(tmp_path: Path,
 
 
 @pytest.mark.parametrize(
-    ("digest", "version", "says"),
+    ("digest", "version", "detail"),
     [("", "1", ""), ("0" * 64, "1", "the gateway's full model is 000000000000"), ("", "2", "only in version 2")],
 )
-async def test_bundles_of_the_gateway_are_compared(digest: str, version: str, says: str, tmp_path: Path) -> None:
-    held = open_bundle(DIGITS).manifest.full_digest
-    served = {"models": [{"name": "digits", "version": version, "full_model_digest": digest or held}]}
+async def test_bundles_of_the_gateway_are_compared(digest: str, version: str, detail: str, tmp_path: Path) -> None:
+    full_digest = open_bundle(DIGITS).manifest.full_digest
+    served = {"models": [{"name": "digits", "version": version, "full_model_digest": digest or full_digest}]}
 
-    def answer(asked: httpx.Request) -> httpx.Response:
-        return httpx.Response(200, json=served if asked.url.path == "/firstline/v1/models" else [])
+    def answer(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, json=served if request.url.path == "/firstline/v1/models" else [])
 
     async with httpx.AsyncClient(base_url="http://gateway/", transport=httpx.MockTransport(answer)) as client:
         [finding] = await served_findings("links[0]", client, [open_bundle(DIGITS)])
     assert finding.subject == "links[0] model digits 1"
-    assert finding.severity is (Severity.ERROR if says else Severity.OK)
-    assert says in finding.detail
-    assert bool(says) == ("give both the same bundle" in finding.advice)
+    assert finding.severity is (Severity.ERROR if detail else Severity.OK)
+    assert detail in finding.detail
+    assert bool(detail) == ("give both the same bundle" in finding.advice)
 
 
 async def test_the_fleets_bundle_is_compared_instead_of_the_configured_one(tmp_path: Path) -> None:
@@ -115,8 +115,8 @@ async def test_the_fleets_bundle_is_compared_instead_of_the_configured_one(tmp_p
     reason = "unloaded; POST /v2/repository/models/digits/load serves it again"
     index = [{"name": "digits", "version": "4", "state": "UNAVAILABLE", "reason": reason}]
 
-    def answer(asked: httpx.Request) -> httpx.Response:
-        return httpx.Response(200, json=index if asked.method == "POST" else {"models": []})
+    def answer(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, json=index if request.method == "POST" else {"models": []})
 
     bundles, _ = bundles_in_use(settings)
     async with httpx.AsyncClient(base_url="http://gateway/", transport=httpx.MockTransport(answer)) as client:

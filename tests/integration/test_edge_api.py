@@ -266,14 +266,14 @@ async def test_a_correction_is_published_for_local_applications(
     tmp_path: Path, mosquitto: Broker, sure_and_unsure: tuple[bytes, bytes]
 ) -> None:
     async with (
-        hearing(mosquitto, "firstline/v1/device-1/results") as heard,
+        hearing(mosquitto, "firstline/v1/device-1/results") as messages,
         serving_gateway(tmp_path, auth__mode="off") as (_, gateway_url),
     ):
         links = [{"kind": "http", "url": gateway_url}, mqtt_link(mosquitto)]
         async with EdgeAgent(edge_settings(tmp_path / "state", links=links)) as agent:
             first = await agent.data_plane.infer_file("digits", sure_and_unsure[1], wait="first")
-            await until(lambda: bool(heard))
-    (message,) = heard
+            await until(lambda: bool(messages))
+    (message,) = messages
     parameters = orjson.loads(message.payload)["parameters"]
     assert (parameters["request_id"], parameters["status"], parameters["tier"]) == (
         first.answer.request_id,

@@ -43,19 +43,19 @@ class Wire:
 
 @contextlib.asynccontextmanager
 async def wire(url: str) -> AsyncIterator[Wire]:
-    made, port = Wire(), int(url.rpartition(":")[2])
+    new_wire, port = Wire(), int(url.rpartition(":")[2])
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         upstream = await asyncio.open_connection("127.0.0.1", port)
-        await asyncio.gather(made._relay(reader, upstream[1]), made._relay(upstream[0], writer))
+        await asyncio.gather(new_wire._relay(reader, upstream[1]), new_wire._relay(upstream[0], writer))
 
     server = await asyncio.start_server(connected, "127.0.0.1", 0)
-    made.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    new_wire.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     try:
-        yield made
+        yield new_wire
     finally:
         server.close()
-        for writer in made._writers:
+        for writer in new_wire._writers:
             writer.close()
 
 
@@ -94,9 +94,9 @@ async def test_exhausted_budget_stops_escalations_over_restarts(gateway_url: str
     settings = edge_settings(
         tmp_path, links=[{"kind": "http", "url": gateway_url}], budget__bytes_per_hour=6000, audit__per_hour=0
     )
-    wanted = scans(40)
+    pictures = scans(40)
     async with EdgeAgent(settings, clock=clock) as agent:
-        answers = [await ask(agent, picture, route="cloud") for picture in wanted]
+        answers = [await ask(agent, picture, route="cloud") for picture in pictures]
         tiers = [answer.tier for answer in answers]
         ended = tiers.index(Tier.EDGE)
         assert ended > 0
@@ -115,10 +115,10 @@ async def test_exhausted_budget_stops_escalations_over_restarts(gateway_url: str
 
     async with EdgeAgent(settings, clock=clock) as agent:
         assert budget_of(agent)["spent"] == spent
-        assert (await ask(agent, wanted[ended], route="cloud")).reason is Reason.BUDGET
+        assert (await ask(agent, pictures[ended], route="cloud")).reason is Reason.BUDGET
         await clock.advance(3600)
         assert budget_of(agent)["spent"] == 0
-        assert (await ask(agent, wanted[ended], route="cloud")).tier is Tier.CLOUD
+        assert (await ask(agent, pictures[ended], route="cloud")).tier is Tier.CLOUD
     assert json.loads(read_checked(tmp_path / "spending.json"))["ledgers"]["bytes/hour"]["spent"] > 0
 
 

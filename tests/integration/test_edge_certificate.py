@@ -93,9 +93,9 @@ async def test_device_uses_the_certified_threshold_of_each_class(tmp_path: Path)
                 answer = (response := await agent.data_plane.infer_file("digits", scan)).answer
                 label = agent.data_plane.metadata("digits", "").labels[int(response.output("probabilities").argmax())]
                 assert answer.confidence is not None
-                kept = thresholds[label] is not None and answer.confidence >= thresholds[label]
-                assert answer.certified == (answer.reason is Reason.CONFIDENT) == kept
-                tiers.add(kept)
+                confident = thresholds[label] is not None and answer.confidence >= thresholds[label]
+                assert answer.certified == (answer.reason is Reason.CONFIDENT) == confident
+                tiers.add(confident)
             assert tiers == {True, False}
         (model,) = agent.operations.status()["models"]
         assert (model["threshold"], model["certificate"]["by"]) == (min(proved), "class")

@@ -145,8 +145,8 @@ async def test_full_disk_is_purged(disk: SmallDisk) -> None:
     command = ("firstline_edge", "purge", "--yes", "--set", f"agent.state_dir={state_dir}")
     done = await asyncio.to_thread(run_forked, *command)
     assert done.returncode == 0, done.stderr
-    held = [path for path in state_dir.rglob("*") if path.is_file() and scan() in path.read_bytes()]
-    assert held == []
+    leftovers = [path for path in state_dir.rglob("*") if path.is_file() and scan() in path.read_bytes()]
+    assert leftovers == []
     disk.free()
     async with EdgeAgent(settings) as agent:
         assert agent.outbox.depth == 0

@@ -78,11 +78,11 @@ def test_signal_stops_an_agent_that_loads_a_slow_model(config: Path) -> None:
         try:
             assert process.stdout is not None and process.stdout.readline() == "loading\n"
             process.terminate()
-            out, said = process.communicate(timeout=20)
+            out, err = process.communicate(timeout=20)
         finally:
             process.kill()
     assert (process.returncode, out) == (0, "")
-    assert "Traceback" not in said
+    assert "Traceback" not in err
 
 
 _RUNS_SLOWLY = """
@@ -172,8 +172,8 @@ def test_reader_of_explain_may_close_the_pipe(config: Path, tmp_path: Path) -> N
     assert process.stdout is not None and process.stderr is not None
     assert "did not write this line" in process.stdout.readline()
     process.stdout.close()
-    with process.stderr as said:
-        assert (process.wait(timeout=20), said.read()) == (0, "")
+    with process.stderr as stderr:
+        assert (process.wait(timeout=20), stderr.read()) == (0, "")
 
 
 def test_status_finds_the_agent_on_any_port(agent: TierProcess, config: Path) -> None:

@@ -23,9 +23,9 @@ def test_agent_serves_a_unix_socket_and_a_port(tmp_path: Path) -> None:
     with TierProcess("firstline_edge", "--socket", path, *flags, log=tmp_path / "log") as agent:
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         with httpx.Client(transport=httpx.HTTPTransport(uds=str(path))) as near, httpx.Client(trust_env=False) as far:
-            asked = {"inputs": [{"name": "image", "shape": [1, 8, 8, 1], "datatype": "UINT8", "data": [0] * 64}]}
+            body = {"inputs": [{"name": "image", "shape": [1, 8, 8, 1], "datatype": "UINT8", "data": [0] * 64}]}
             for client, base in ((near, "http://localhost"), (far, agent.url)):
-                reply = client.post(f"{base}/v2/models/digits/infer", json=asked, params={"route": "edge"})
+                reply = client.post(f"{base}/v2/models/digits/infer", json=body, params={"route": "edge"})
                 assert reply.status_code == 200, reply.text
             assert near.get("http://localhost/v2/health/live").json() == {"live": True}
         with Client("http://127.0.0.1:1", socket=path) as client:
@@ -58,11 +58,11 @@ def test_socket_of_a_killed_process_is_replaced(tmp_path: Path) -> None:
 def test_unusable_socket_path_is_an_error(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("precious")
-    for path, said in (
+    for path, message in (
         (file, "which is a file but not a socket"),
         (tmp_path / "nowhere" / "agent.sock", "no such folder"),
     ):
-        with pytest.raises(CapacityError, match=said), contextlib.ExitStack() as opened:
+        with pytest.raises(CapacityError, match=message), contextlib.ExitStack() as opened:
             opened.enter_context(listen_unix(path, 0o660))
     assert file.read_text() == "precious"
 

@@ -83,8 +83,8 @@ def test_page_states_the_measured_figures(measured: Measured, drawn: Path) -> No
     found = report_data(measured, edge, {})
     assert found.tiered and found.disagreement and found.escalated and found.curve is not None
     answers = [
-        near if kept else far
-        for near, far, kept in zip(edge.answers.labels, measured.full.labels, edge.accepted, strict=True)
+        near if accepted else far
+        for near, far, accepted in zip(edge.answers.labels, measured.full.labels, edge.accepted, strict=True)
     ]
     assert found.tiered.hits == (answers == measured.truth["label"]).sum()
     assert found.disagreement.rows == edge.accepted.sum()

@@ -52,9 +52,9 @@ class Camera:
 
     async def ask(self, brightness: int) -> InferResponse:
         images = np.array([image(brightness, self.width)], object)
-        asked = InferRequest("small", (Tensor("image", images),), new_request_id())
+        infer_request = InferRequest("small", (Tensor("image", images),), new_request_id())
         before = self.contract["audits"]["drawn"]
-        response = await self.agent.data_plane.infer(asked)
+        response = await self.agent.data_plane.infer(infer_request)
         await until(lambda: self.settled)
         assert self.contract["alarm"] or self.contract["audits"]["drawn"] == before + 1
         return response

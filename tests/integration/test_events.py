@@ -85,9 +85,9 @@ def events_of(request_id: str) -> str:
 async def events_from(response: httpx.Response) -> AsyncIterator[tuple[int, dict[str, Any]]]:
     """The ids and answers of a stream, until it ends."""
     assert response.headers["Content-Type"].startswith("text/event-stream")
-    held = b""
+    buffer = b""
     async for piece in response.aiter_bytes():
-        *events, held = (held + piece).split(b"\n\n")
+        *events, buffer = (buffer + piece).split(b"\n\n")
         for event in events:
             if not event.startswith(b":"):  # a heartbeat
                 number, data = event.split(b"\n")
@@ -106,14 +106,14 @@ async def test_events_send_the_present_and_the_final_answer(tmp_path: Path, scan
         path = events_of(first["request_id"])
         async with house.http.stream("GET", path) as response:
             assert (response.status_code, response.headers["Cache-Control"]) == (200, "no-store")
-            heard = events_from(response)
-            number, provisional = await anext(heard)
+            events = events_from(response)
+            number, provisional = await anext(events)
             assert (number, provisional) == (1, first)
             await wire.restore()
-            number, final = await anext(heard)
+            number, final = await anext(events)
             assert (number, final["status"], final["tier"], final["changed"]) == (2, "final", "cloud", True)
             assert provisional["label"] != final["label"]
-            assert [found async for found in heard] == []
+            assert [found async for found in events] == []
 
         assert final == (await house.http.get(path.removesuffix("/events"))).json()
         assert await all_events(house, path) == [(2, final)]
@@ -157,7 +157,7 @@ async def test_expired_promise_is_an_event(tmp_path: Path, scans: Scans) -> None
     async with device(tmp_path, free_port(), outbox__max_age_s=0.5) as house:
         first = await house.promised(scans.corrected)
         found = await all_events(house, events_of(first["request_id"]))
-        assert [(number, said["status"]) for number, said in found] in (
+        assert [(number, event["status"]) for number, event in found] in (
             [(1, "provisional"), (2, "expired")], [(2, "expired")],
         )  # fmt: skip
         assert "changed" not in found[-1][1]
@@ -206,13 +206,13 @@ async def test_stream_ends_after_its_token_was_removed(tmp_path: Path, scans: Sc
         await wire.cut()
         path = events_of((await house.promised(scans.corrected))["request_id"])
         async with house.http.stream("GET", path) as response:
-            heard = events_from(response)
-            assert (await anext(heard))[0] == 1
+            events = events_from(response)
+            assert (await anext(events))[0] == 1
             access.adopt({"camera": "another token of 16"})
             if heartbeat_s > 1:
                 await wire.restore()
             async with asyncio.timeout(20):
-                assert [found async for found in heard] == []
+                assert [found async for found in events] == []
 
 
 async def test_streams_are_limited_and_released(tmp_path: Path, scans: Scans) -> None:
@@ -273,10 +273,10 @@ async def test_stream_ends_with_the_agent_and_continues_at_the_next(tmp_path: Pa
             await wire.cut()
             path = events_of((await house.promised(scans.corrected))["request_id"])
             response = await caller.send(caller.build_request("GET", house.url + path), stream=True)
-            heard = events_from(response)
-            assert (await anext(heard))[0] == 1
+            events = events_from(response)
+            assert (await anext(events))[0] == 1
         # The agent did not wait for the last word; the stream has none, but came to a proper end.
-        assert [found async for found in heard] == []
+        assert [found async for found in events] == []
         await wire.restore()
         async with device(tmp_path, wire.port) as house:
             ((number, final),) = await all_events(house, path, **{"Last-Event-ID": "1"})

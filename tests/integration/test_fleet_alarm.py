@@ -199,14 +199,14 @@ async def test_an_alarm_of_the_fleet_is_no_alarm_of_its_devices(tmp_path: Path) 
         await alarmed_fleet(fleet)
         devices = fleet.gateway.fleet
 
-        async def told() -> bool:
+        async def all_alarmed() -> bool:
             found = (await devices.page("", 10, Filter(parse_selector("")))).devices
             latest = [(await devices.device(one.name)).latest for one in found]
             return len(found) == DEVICES and all(
                 one is not None and any(model.alarm for model in one.models) for one in latest
             )
 
-        await until(told)
+        await until(all_alarmed)
         for agent in fleet.agents:
             await fleet.escalate(agent)
         await fleet.gateway.contracts.refreshed()
@@ -314,8 +314,8 @@ async def test_local_only_requests_carry_no_alarm(tmp_path: Path) -> None:
         forget_alarms(fleet)
         await fleet.gateway.contracts.refreshed()
         row = np.array([[0.01, 1]], np.float32)
-        asked = InferRequest("small", (Tensor("x", row),), new_request_id(), privacy=Privacy.LOCAL_ONLY)
-        answer = (await dirty.data_plane.infer(asked)).answer
+        infer_request = InferRequest("small", (Tensor("x", row),), new_request_id(), privacy=Privacy.LOCAL_ONLY)
+        answer = (await dirty.data_plane.infer(infer_request)).answer
         assert answer.reason is Reason.LOCAL_ONLY
         await fleet.gateway.contracts.refreshed()
         assert fleet.gateway.contracts.device_alarms() == []

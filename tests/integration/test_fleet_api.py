@@ -124,8 +124,8 @@ async def test_decommissioning_deletes_profiles_and_requests(
     gateway: Gateway, gateway_url: str, cam: httpx.AsyncClient, operator: httpx.AsyncClient
 ) -> None:
     await cam.get("/fleet/v1/twin")
-    asked = await operator.post(requests_path("cam"), **json(NewProfileRequest("digits", 1)))
-    assert asked.status_code == 201, asked.text
+    requested = await operator.post(requests_path("cam"), **json(NewProfileRequest("digits", 1)))
+    assert requested.status_code == 201, requested.text
     measured = await cam.put(own_profile_path("digits", 1), content=encode(profile(1.0, machine="cam")))
     assert measured.status_code == 200, measured.text
     assert (await operator.get(profile_path("digits", 1, "cam"))).status_code == 200
@@ -161,9 +161,9 @@ async def test_a_refusal_is_a_problem_document(operator: httpx.AsyncClient) -> N
         refused = await operator.request(method, path, content=content)
         assert refused.status_code == status, (method, path, refused.text)
         assert refused.headers["content-type"] == "application/problem+json"
-        said = refused.json()
-        assert said["status"] == status and said["title"] and said["code"]
-        assert said["detail"].endswith(".") and "Traceback" not in said["detail"]
+        problem = refused.json()
+        assert problem["status"] == status and problem["title"] and problem["code"]
+        assert problem["detail"].endswith(".") and "Traceback" not in problem["detail"]
 
 
 async def test_only_known_callers_learn_of_unknown_query_parameters(operator: httpx.AsyncClient) -> None:

@@ -93,7 +93,7 @@ async def test_a_rollout_configures_a_running_agent(site: RegistrySite, settings
             answers.append(response.answer.tier)
             await asyncio.sleep(0)
 
-    async def kept(agent: EdgeAgent) -> set[str]:
+    async def answering_tiers(agent: EdgeAgent) -> set[str]:
         """Which tiers answer ten digits of the bundle's own kind, which the edge model is sure of."""
         found = [await agent.data_plane.infer_file("digits", noise(10_000 + seed, side=28)) for seed in range(10)]
         return {each.answer.tier for each in found if each.answer is not None}
@@ -113,11 +113,11 @@ async def test_a_rollout_configures_a_running_agent(site: RegistrySite, settings
         over.set()
         await asking  # no request failed
         assert answers
-        (held,) = agent.models.all
-        assert agent.router.threshold(held) == 1.5
+        (model,) = agent.models.all
+        assert agent.router.threshold(model) == 1.5
         (budget,) = agent.operations.status()["budgets"]
         assert (budget["budget"], budget["amount"]) == ("bytes/day", 50_000_000) and 0 < budget["left"] < 50_000_000
-        assert "edge" not in await kept(agent)
+        assert "edge" not in await answering_tiers(agent)
         reported = await told_of(site)
         assert (reported.configuration_name, reported.configuration, reported.configuration_sha256) == (
             "careful",
@@ -189,7 +189,7 @@ async def test_a_reload_keeps_the_fleets_settings(site: RegistrySite, settings: 
             await site.desire(configuration=DesiredConfiguration(signed.name, signed.version, signed.sha256, "r1"))
             assert (await site.ended("r1")).state == "committed"
             agent.start_reloading(lambda: found.pop(0), access_of(settings.api), requested)
-            (held,) = agent.models.all
+            (model,) = agent.models.all
             for _ in range(2):
                 requested.set()
                 await until(lambda: not requested.is_set())
@@ -198,9 +198,9 @@ async def test_a_reload_keeps_the_fleets_settings(site: RegistrySite, settings: 
                 return (await told_of(site)).audits_off == "audit.bytes_per_hour"
 
             await until(reported, 60)
-            assert agent.router.threshold(held) == 1.5
+            assert agent.router.threshold(model) == 1.5
             await agent.operations.roll_back(None)
-            assert agent.router.threshold(held) == 1.2
+            assert agent.router.threshold(model) == 1.2
     (refused,) = (line for line in lines if line["event"] == "configuration not reloaded")
     assert refused["why"].startswith("The fleet's configuration does not fit the new settings. It sets policy.min_th")
     (reloaded,) = (line for line in lines if line["event"] == "configuration reloaded")

@@ -70,7 +70,7 @@ async def fleet(broker: Broker | None, tmp_path: Path) -> AsyncIterator[Fleet]:
 
 async def test_a_device_reports_its_models_and_counts(fleet: Fleet) -> None:
     async with EdgeAgent(fleet.settings) as agent:
-        held = agent.models.find("digits")
+        installed = agent.models.find("digits")
         for privacy in (Privacy.ANY, Privacy.ANY, Privacy.LOCAL_ONLY):
             await agent.data_plane.infer_file("digits", noise(side=28), privacy=privacy.value)
 
@@ -82,8 +82,8 @@ async def test_a_device_reports_its_models_and_counts(fleet: Fleet) -> None:
         found = await fleet.device()
         assert found.reported is not None and found.online
         (model,) = found.reported.models
-        assert (model.name, model.edge_digest) == ("digits", held.edge.loaded.digest)
-        assert model.full_digest == held.manifest.full_digest and model.certified
+        assert (model.name, model.edge_digest) == ("digits", installed.edge.loaded.digest)
+        assert model.full_digest == installed.manifest.full_digest and model.certified
         assert "onnx" in found.reported.capabilities["runtimes"]  # type: ignore[operator]
 
         async def described() -> bool:
@@ -103,8 +103,8 @@ async def test_a_device_reports_its_models_and_counts(fleet: Fleet) -> None:
 
 
 async def test_a_braked_device_answers_alone_also_without_the_gateway(fleet: Fleet) -> None:
-    async def brake_is(held: bool, agent: EdgeAgent) -> None:
-        await until(lambda: (agent.operations.status()["fleet"]["brake"] is not None) is held)
+    async def brake_is(active: bool, agent: EdgeAgent) -> None:
+        await until(lambda: (agent.operations.status()["fleet"]["brake"] is not None) is active)
 
     async with EdgeAgent(fleet.settings) as agent:
 
@@ -196,8 +196,8 @@ async def test_a_device_with_only_mqtt_reports_the_missing_link(fleet: Fleet) ->
             return (await fleet.device()) is not None
 
         await until(connected)
-        wanted = DesiredModel("digits", 2, "0" * 64, "r1")
-        await desire(fleet.gateway, ["device-1"], lambda _, before: replace(before, models=(wanted,)))
+        new_model = DesiredModel("digits", 2, "0" * 64, "r1")
+        await desire(fleet.gateway, ["device-1"], lambda _, before: replace(before, models=(new_model,)))
 
         async def reported() -> bool:
             found = await fleet.device()

@@ -77,11 +77,11 @@ async def test_a_hundred_interruptions_cost_a_twentieth(tmp_path: Path, seed: in
     content = rng.randbytes(SIZE_BYTES)
     file = SignedFile("m/1/edge.onnx", len(content), hashlib.sha256(content).hexdigest(), {})
     server, path = CuttingServer(content, rng), tmp_path / "partial"
-    came = 0
+    received_bytes = 0
 
     def note(size_bytes: int) -> None:
-        nonlocal came
-        came += size_bytes
+        nonlocal received_bytes
+        received_bytes += size_bytes
 
     async with served(server) as registry:
         for _ in range(2 * CUTS):
@@ -92,7 +92,7 @@ async def test_a_hundred_interruptions_cost_a_twentieth(tmp_path: Path, seed: in
                 continue
     assert path.read_bytes() == content
     assert server.cuts == CUTS
-    assert came == SIZE_BYTES and server.sent_bytes <= 1.05 * SIZE_BYTES
+    assert received_bytes == SIZE_BYTES and server.sent_bytes <= 1.05 * SIZE_BYTES
 
 
 async def test_a_server_without_ranges_is_supported(tmp_path: Path) -> None:

@@ -126,7 +126,7 @@ class Traffic:
         self._agents = agents
         self._scans = scans(50)
         self._over = asyncio.Event()
-        self.said: list[Answered] = []
+        self.answers: list[Answered] = []
 
     async def ask(self, device: str, scan: int) -> Answered:
         response = await self._agents[device].data_plane.infer_file("digits", self._scans[scan])
@@ -147,7 +147,7 @@ class Traffic:
         """Until `end`."""
         for number in itertools.cycle(range(len(self._scans))):
             for device in self._agents:
-                self.said.append(await self.ask(device, number))
+                self.answers.append(await self.ask(device, number))
                 await asyncio.sleep(0)
             if self._over.is_set():
                 return
@@ -156,8 +156,8 @@ class Traffic:
         self._over.set()
 
 
-def escalated(said: list[Answered]) -> list[Answered]:
-    return [each for each in said if each.tier is Tier.CLOUD]
+def escalated(answers: list[Answered]) -> list[Answered]:
+    return [each for each in answers if each.tier is Tier.CLOUD]
 
 
 def keeper_of(site: RegistrySite) -> FullModels:
@@ -212,7 +212,7 @@ async def test_both_full_models_answer_until_the_rollout_ends(
     assert {each.version for each in after} == {2}
 
     # Each escalation was answered by the full model that its bundle was certified against.
-    everything = [*before, *half, *after, *traffic.said]
+    everything = [*before, *half, *after, *traffic.answers]
     for each in escalated(everything):
         assert each.digest == full[each.version], each
     answers = {(each.scan, each.version): each.probabilities for each in escalated(everything)}
@@ -223,11 +223,11 @@ async def test_both_full_models_answer_until_the_rollout_ends(
         assert old.argmax() == new.argmax() and not np.array_equal(old, new)
 
     # And nothing was escalated that would not have been without the move.
-    for said in (half, after):
-        assert len(escalated(said)) / len(said) - share_before < 0.01
+    for phase in (half, after):
+        assert len(escalated(phase)) / len(phase) - share_before < 0.01
     would = {each.scan: each.tier is Tier.CLOUD for each in before}
-    more = [each for each in escalated(traffic.said) if not would[each.scan]]
-    assert len(more) < 0.01 * len(traffic.said), more
+    more = [each for each in escalated(traffic.answers) if not would[each.scan]]
+    assert len(more) < 0.01 * len(traffic.answers), more
 
     # What no device needs any more goes, and comes back when one does.
     await keeper.update()
@@ -237,8 +237,8 @@ async def test_both_full_models_answer_until_the_rollout_ends(
     assert set(repository.models) == {NEW} and not (tmp_path / "shelf" / "digits@1").exists()
     back = DesiredModel("digits", 1, manifest_sha256(tmp_path / "old"), "again")
 
-    def change(_: str, said: Desired) -> Desired:
-        return replace(said, models=(back,))
+    def change(_: str, desired: Desired) -> Desired:
+        return replace(desired, models=(back,))
 
     await desire(site.gateway, [DEVICES[0]], change)
     await keeper.update()
@@ -287,17 +287,17 @@ async def test_replica_without_the_model_answers_503_until_it_is_fetched(site: R
     body = {"inputs": [{"name": "image", "shape": [1], "datatype": "BYTES", "data": ["x"]}]}
     async with serving(replica) as url, httpx.AsyncClient(base_url=url, headers=bearer(key), timeout=30) as client:
 
-        async def asked(version: int) -> httpx.Response:
+        async def infer(version: int) -> httpx.Response:
             return await client.post(f"/v2/models/digits/versions/{version}/infer", json=body)
 
         async def told_to_wait() -> bool:  # from its first look at the registry on
-            return (await asked(2)).status_code in (503, 400)
+            return (await infer(2)).status_code in (503, 400)
 
         await until(told_to_wait, 60)
-        assert (await asked(7)).status_code == 404  # it has no signature
+        assert (await infer(7)).status_code == 404  # it has no signature
 
         async def served() -> bool:
-            reply = await asked(2)
+            reply = await infer(2)
             assert reply.status_code == 400 or "is being fetched" in reply.json()["error"], reply.text
             return reply.status_code == 400  # "x" is not an image, so the model is there
 
@@ -308,14 +308,14 @@ async def test_replica_without_the_model_answers_503_until_it_is_fetched(site: R
 async def test_rollout_needs_the_signed_full_model(site: RegistrySite, tmp_path: Path) -> None:
     other = digits_bundle(tmp_path / "models" / "digits", NEW.version)  # the old full model as version 2
     await site.gateway.plane.load("digits")
-    made = await site.gateway.rollouts.create(definition(tmp_path / "new"), BY)
+    rollout = await site.gateway.rollouts.create(definition(tmp_path / "new"), BY)
     with pytest.raises(ConflictError, match="signed: it would refuse devices"):
-        await site.gateway.rollouts.command(made.id, Command.START, BY)
-    assert (await site.gateway.rollouts.get(made.id)).state == "approved"
-    said = await firstline(site.url, site.operator, "rollout", "create", "digits", "2", code=1)
-    assert "it would refuse devices" in said.output, said.output
+        await site.gateway.rollouts.command(rollout.id, Command.START, BY)
+    assert (await site.gateway.rollouts.get(rollout.id)).state == "approved"
+    refused = await firstline(site.url, site.operator, "rollout", "create", "digits", "2", code=1)
+    assert "it would refuse devices" in refused.output, refused.output
     waiting = (await site.gateway.rollouts.page("", 1, "digits")).rollouts[0].id
-    assert f"`firstline rollout start {waiting}` starts it" in said.output
+    assert f"`firstline rollout start {waiting}` starts it" in refused.output
     assert site.gateway.repository.models[NEW].digest == other.manifest.full_digest
 
 
@@ -329,13 +329,13 @@ async def test_start_returns_503_while_the_full_model_loads(site: RegistrySite, 
         return read(path)
 
     keeper.read, keeper.clock = slow, clock
-    made = (await site.client.post("/fleet/v1/rollouts", json=_json(definition(tmp_path / "new")))).json()
+    rollout = (await site.client.post("/fleet/v1/rollouts", json=_json(definition(tmp_path / "new")))).json()
 
     async def waits() -> bool:
         return len(reads) == 1 and clock.sleepers == 1
 
     for retry in (False, True):
-        starting = asyncio.create_task(site.client.post(f"/fleet/v1/rollouts/{made['id']}/start"))
+        starting = asyncio.create_task(site.client.post(f"/fleet/v1/rollouts/{rollout['id']}/start"))
         await until(waits, 60)
         await clock.advance(19)
         assert not starting.done()
@@ -346,7 +346,7 @@ async def test_start_returns_503_while_the_full_model_loads(site: RegistrySite, 
         refused = await starting
         assert (refused.status_code, refused.headers["Retry-After"]) == (503, "20"), refused.text
         assert "start the rollout again" in refused.json()["detail"]
-        assert (await site.gateway.rollouts.get(made["id"])).state == "approved"
+        assert (await site.gateway.rollouts.get(rollout["id"])).state == "approved"
     started = await starting
     assert started.status_code == 200, started.text
     assert set(site.gateway.repository.models) == {NEW}
@@ -356,9 +356,9 @@ async def test_start_returns_503_while_the_full_model_loads(site: RegistrySite, 
 async def test_an_unloaded_model_is_not_loaded_again(site: RegistrySite, tmp_path: Path) -> None:
     keeper = keeper_of(site)
     await keeper.prepare(definition(tmp_path / "new"))
-    wanted = DesiredModel("digits", NEW.version, manifest_sha256(tmp_path / "new"))
+    model = DesiredModel("digits", NEW.version, manifest_sha256(tmp_path / "new"))
     await site.gateway.fleet.desired("cam")
-    await desire(site.gateway, ["cam"], lambda _, said: replace(said, models=(wanted,)))
+    await desire(site.gateway, ["cam"], lambda _, desired: replace(desired, models=(model,)))
     await site.gateway.plane.unload("digits")
     await keeper.update()
     assert not site.gateway.repository.models
@@ -373,8 +373,8 @@ async def test_altered_files_are_not_served(site: RegistrySite, tmp_path: Path) 
     digest = sha256.artefact.sha256
     path = tmp_path / "site" / "blobs" / digest[:2] / digest
     path.write_bytes(b"x" * path.stat().st_size)
-    made = (await site.client.post("/fleet/v1/rollouts", json=_json(definition(tmp_path / "new")))).json()
-    refused = await site.client.post(f"/fleet/v1/rollouts/{made['id']}/start")
+    rollout = (await site.client.post("/fleet/v1/rollouts", json=_json(definition(tmp_path / "new")))).json()
+    refused = await site.client.post(f"/fleet/v1/rollouts/{rollout['id']}/start")
     assert refused.status_code >= 400 and "other bytes" in refused.json()["detail"], refused.text
     assert not site.gateway.repository.models and not list((tmp_path / "shelf").glob("[!.]*"))
 

@@ -33,8 +33,8 @@ async def brake(gateway: Gateway, reason: str) -> None:
 
 async def hears(agent: EdgeAgent, reason: str) -> None:
     async def braked() -> bool:
-        held = agent.operations.status()["fleet"]["brake"]
-        return held is not None and held["reason"] == reason
+        active_brake = agent.operations.status()["fleet"]["brake"]
+        return active_brake is not None and active_brake["reason"] == reason
 
     await until(braked)
 
@@ -54,7 +54,7 @@ async def test_documents_lost_by_the_broker_are_republished(mosquitto: Broker, t
 
 
 async def test_devices_follow_a_gateway_with_a_restored_store(mosquitto: Broker, tmp_path: Path) -> None:
-    store, kept = tmp_path / "gateway.db", tmp_path / "kept.db"
+    store, backup = tmp_path / "gateway.db", tmp_path / "kept.db"
     async with EdgeAgent(device_of(mosquitto, tmp_path)) as agent:
         async with fleet_gateway(mosquitto, tmp_path) as gateway:
 
@@ -65,13 +65,13 @@ async def test_devices_follow_a_gateway_with_a_restored_store(mosquitto: Broker,
                     return False
 
             await until(connected)
-            with closing(sqlite3.connect(store)) as held, closing(sqlite3.connect(kept)) as copy:
-                held.backup(copy)
+            with closing(sqlite3.connect(store)) as original, closing(sqlite3.connect(backup)) as copy:
+                original.backup(copy)
             for reason in ("one", "two", "three"):
                 await brake(gateway, reason)
             await hears(agent, "three")
-        with closing(sqlite3.connect(kept)) as copy, closing(sqlite3.connect(store)) as held:
-            copy.backup(held)
+        with closing(sqlite3.connect(backup)) as copy, closing(sqlite3.connect(store)) as original:
+            copy.backup(original)
         async with fleet_gateway(mosquitto, tmp_path) as gateway:
             await brake(gateway, "restored")  # a revision that the device knew long ago
             await hears(agent, "restored")

@@ -51,9 +51,9 @@ def state(word: str, session: str) -> dict[str, str]:
 
 
 async def test_reports_and_desired_documents_travel_over_mqtt(mosquitto: Broker, tmp_path: Path) -> None:
-    heard: asyncio.Queue[Message] = asyncio.Queue()
+    messages: asyncio.Queue[Message] = asyncio.Queue()
     async with fleet_gateway(mosquitto, tmp_path) as gateway, device_at(mosquitto, "cam") as cam:
-        await cam.client.subscribe(cam.topics.desired, heard.put)
+        await cam.client.subscribe(cam.topics.desired, messages.put)
         reported = Reported("s1", 1, models=(RunningModel("digits", 1),))
         await say(cam, cam.topics.reported, reported, retain=True)
         await say(cam, cam.topics.telemetry, Telemetry("s1", 1, 60.0, (ModelCounts("digits", 1, rows=7),)))
@@ -61,7 +61,7 @@ async def test_reports_and_desired_documents_travel_over_mqtt(mosquitto: Broker,
         assert found.reported == reported and found.online
         await desire(gateway, ["cam"], lambda _, before: replace(before, models=(WANTED,)))
         async with asyncio.timeout(10):
-            while (desired := msgspec.json.decode((await heard.get()).payload, type=Desired)).revision < 1:
+            while (desired := msgspec.json.decode((await messages.get()).payload, type=Desired)).revision < 1:
                 pass
         assert desired == Desired(1, (WANTED,))
 
@@ -75,7 +75,7 @@ async def test_a_restarted_gateway_reads_retained_reports(mosquitto: Broker, tmp
 
 
 async def test_desired_state_is_retained_for_an_offline_device(mosquitto: Broker, tmp_path: Path) -> None:
-    heard: asyncio.Queue[Message] = asyncio.Queue()
+    messages: asyncio.Queue[Message] = asyncio.Queue()
     async with fleet_gateway(mosquitto, tmp_path) as gateway:
         await desire(gateway, ["cam3"], lambda _, before: replace(before, models=(WANTED,)))
 
@@ -84,9 +84,9 @@ async def test_desired_state_is_retained_for_an_offline_device(mosquitto: Broker
 
         await until(published)
     async with device_at(mosquitto, "cam3") as cam:
-        await cam.client.subscribe(cam.topics.desired, heard.put)
+        await cam.client.subscribe(cam.topics.desired, messages.put)
         async with asyncio.timeout(10):
-            message = await heard.get()
+            message = await messages.get()
         assert message.retain and msgspec.json.decode(message.payload, type=Desired).models == (WANTED,)
 
 

@@ -66,16 +66,16 @@ class Site:
     async def connected(self) -> None:
         """Waits until the device has connected."""
 
-        async def heard() -> bool:
+        async def has_reported() -> bool:
             try:
                 return (await self.gateway.fleet.device("device-1")).reported is not None
             except NotFoundError:
                 return False
 
-        await until(heard)
+        await until(has_reported)
 
-    async def ask(self, asked: NewProfileRequest = ASKED) -> ProfileRequest:
-        return await self.gateway.profiles.request("device-1", asked, "application:ops")
+    async def ask(self, request: NewProfileRequest = ASKED) -> ProfileRequest:
+        return await self.gateway.profiles.request("device-1", request, "application:ops")
 
     async def wait_for(self, state: ProfilingState) -> ProfileRequest:
         """Waits until the only request has this state."""
@@ -140,19 +140,19 @@ async def either(broker: Broker | None, tmp_path: Path) -> AsyncIterator[Site]:
 async def test_an_offline_device_measures_and_uploads_a_requested_profile(either: Site) -> None:
     async with either.agent():
         await either.connected()
-    asked = await either.ask()
-    assert asked.new and asked.state is ProfilingState.SENT
+    request = await either.ask()
+    assert request.new and request.state is ProfilingState.SENT
     assert not (await either.ask()).new
     async with either.agent() as agent:
-        kept = await either.fulfilled()
+        stored = await either.fulfilled()
         await until(lambda: not agent.operations.status()["fleet"]["profiles"])
         again = await either.ask()
-        assert again.new and again.desired.id != asked.desired.id  # a finished profile is requested again
+        assert again.new and again.desired.id != request.desired.id  # a finished profile is requested again
     entry, _ = await either.gateway.profiles.get(("two", 1, "device-1"))
     assert entry.by == "device:device-1"
-    assert {point.key.variant for point in kept.points} == {"small", "full"}
+    assert {point.key.variant for point in stored.points} == {"small", "full"}
     here = decode(StatePaths(either.settings.state_dir).device_profile_path("two").read_bytes(), "what the device has")
-    assert kept.points == here.points
+    assert stored.points == here.points
 
 
 async def test_a_restart_continues_the_measurement(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,8 +168,8 @@ async def test_a_restart_continues_the_measurement(site: Site, monkeypatch: pyte
     assert not _measuring()
     monkeypatch.setattr("firstline_core.profile.measure.QUICK_S", 0.5)
     async with site.agent():
-        kept = (await site.fulfilled()).points
-    assert len(kept) == 4 and kept[: len(before)] == before
+        points = (await site.fulfilled()).points
+    assert len(points) == 4 and points[: len(before)] == before
 
 
 async def test_cancelling_a_request_ends_the_process(site: Site) -> None:
@@ -183,7 +183,7 @@ async def test_cancelling_a_request_ends_the_process(site: Site) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "fleet", "says"),
+    ("profile_request", "fleet", "message"),
     [
         (NewProfileRequest("three"), {}, "does not have the bundle three; it has: two 1."),
         (NewProfileRequest("two", 7), {}, "does not have the bundle two version 7"),
@@ -192,13 +192,13 @@ async def test_cancelling_a_request_ends_the_process(site: Site) -> None:
     ids=["bundle", "version", "setting"],
 )
 async def test_a_device_reports_why_it_does_not_measure(
-    site: Site, asked: NewProfileRequest, fleet: dict[str, Any], says: str
+    site: Site, profile_request: NewProfileRequest, fleet: dict[str, Any], message: str
 ) -> None:
     async with site.agent(**fleet):
         await site.connected()
-        await site.ask(asked)
+        await site.ask(profile_request)
         found = await site.wait_for(ProfilingState.REFUSED)
-    assert says in found.message, found
+    assert message in found.message, found
 
 
 async def test_nothing_is_measured_on_a_nearly_full_disk(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,7 +52,7 @@ async def test_an_adaptive_device_gets_every_usable_variant(site: RegistrySite, 
 
 
 async def test_a_bundle_is_installed_under_load(site: RegistrySite, settings: EdgeSettings, tmp_path: Path) -> None:
-    wanted = await pushed(site, tmp_path / "two", 2)
+    new_model = await pushed(site, tmp_path / "two", 2)
     versions: list[str] = []
     over = asyncio.Event()
 
@@ -65,13 +65,13 @@ async def test_a_bundle_is_installed_under_load(site: RegistrySite, settings: Ed
     async with EdgeAgent(settings) as agent:
         await connected_to_fleet(agent)
         asking = asyncio.create_task(ask(agent))
-        await site.desire(models=(wanted,))
+        await site.desire(models=(new_model,))
         assert outcome(await site.ended()) == (UpdateState.COMMITTED, "")
         over.set()
         await asking  # no request failed
         assert versions == sorted(versions) and {"1", "2"} == set(versions)
         running = agent.models.all
-        assert [held.version for held in running] == ["2"]
+        assert [each.version for each in running] == ["2"]
     slot = tmp_path / "state" / "models" / "digits" / "a"
     assert sorted(path.name for path in slot.iterdir()) == [
         "edge-onnx.onnx",
@@ -79,40 +79,40 @@ async def test_a_bundle_is_installed_under_load(site: RegistrySite, settings: Ed
         "manifest.json",
     ]  # what it needs alone
     async with EdgeAgent(settings) as agent:
-        (held,) = agent.models.all
-        assert held.version == "2" and held.bundle.path == slot
+        (model,) = agent.models.all
+        assert model.version == "2" and model.bundle.path == slot
         device = await site.gateway.fleet.device("device-1")
         assert device.reported.models[0].version == 2
     async with EdgeAgent(replace(settings, fleet=replace(settings.fleet, enabled=False))) as agent:
-        assert [held.version for held in agent.models.all] == ["1"]
+        assert [each.version for each in agent.models.all] == ["1"]
 
 
 async def test_a_device_rolls_a_model_back_at_once(site: RegistrySite, settings: EdgeSettings, tmp_path: Path) -> None:
-    wanted = await pushed(site, tmp_path / "two", 2)
+    new_model = await pushed(site, tmp_path / "two", 2)
     async with serving_agent(settings) as (agent, url), httpx.AsyncClient(base_url=url, timeout=30) as client:
         await connected_to_fleet(agent)
         refused = await client.post("/firstline/v1/updates/digits/rollback")
         assert refused.status_code == 404 and "No update of a model" in refused.json()["error"]
-        await site.desire(models=(wanted,))
+        await site.desire(models=(new_model,))
         assert outcome(await site.ended()) == (UpdateState.COMMITTED, "")
         assert (await client.post("/firstline/v1/updates/digits/rollback")).status_code == 200
-        assert [held.version for held in agent.models.all] == ["1"]
+        assert [model.version for model in agent.models.all] == ["1"]
         assert outcome(await site.ended()) in ((UpdateState.ROLLED_BACK, "asked"), (UpdateState.COMMITTED, ""))
         again = await client.post("/firstline/v1/updates/digits/rollback")
         assert again.status_code == 400 and "no previous version to roll back to" in again.json()["error"]
 
-        async def said() -> bool:
+        async def rolled_back() -> bool:
             return outcome(await site.ended()) == (UpdateState.ROLLED_BACK, "asked")
 
-        await until(said)
+        await until(rolled_back)
 
 
 async def test_a_device_without_root_metadata_installs_nothing(
     site: RegistrySite, settings: EdgeSettings, tmp_path: Path
 ) -> None:
-    wanted = await pushed(site, tmp_path / "two", 2)
+    new_model = await pushed(site, tmp_path / "two", 2)
     async with EdgeAgent(replace(settings, fleet=replace(settings.fleet, root_file=""))) as agent:
         await connected_to_fleet(agent)
-        await site.desire(models=(wanted,))
+        await site.desire(models=(new_model,))
         assert outcome(await site.ended()) == (UpdateState.REJECTED, "signature")
-        assert [held.version for held in agent.models.all] == ["1"]
+        assert [model.version for model in agent.models.all] == ["1"]

@@ -121,7 +121,7 @@ async def test_the_description_covers_every_address(gated: tuple[Gateway, GatedE
         for method in route.methods
     }
     assert described == served
-    said = {"/ca": 400, "answers": 404, "quota": 400, "/enroll": 400, "/renew": 401, "/revoke": 400, "{webhook}": 404}
+    codes = {"/ca": 400, "answers": 404, "quota": 400, "/enroll": 400, "/renew": 401, "/revoke": 400, "{webhook}": 404}
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
         for path, method in described:
             if "infer" in path:  # the framework only describes these
@@ -129,7 +129,7 @@ async def test_the_description_covers_every_address(gated: tuple[Gateway, GatedE
             if path.startswith(("/v2/repository/models/", "/fleet/")):  # the first would change what the others find
                 continue  # and the fleet's are asked in test_fleet_api.py
             address = path.replace("{model}", "digits").replace("{bundle}", "digits").replace("{version}", "1")
-            expected = 404 if method == "DELETE" else next((said[word] for word in said if word in path), 200)
+            expected = 404 if method == "DELETE" else next((codes[word] for word in codes if word in path), 200)
             if (method, path) == ("POST", "/firstline/v1/devices"):  # without a body
                 expected = 400
             assert (await client.request(method, address)).status_code == expected
@@ -277,15 +277,15 @@ async def test_drain_timeout_refuses_requests_in_flight(tmp_path: Path, monkeypa
     served = asyncio.create_task(run_gateway(gateway, bound, up.set, lambda: gateway.settings))
     await up.wait()
     async with httpx.AsyncClient(base_url=sockets.url_of(bound)) as client:
-        asked = [asyncio.create_task(client.post(V2, content=_json_pixels()))]
+        tasks = [asyncio.create_task(client.post(V2, content=_json_pixels()))]
         await until(lambda: executor.held == 1)  # the first takes the slot, and the others wait
-        asked += [asyncio.create_task(client.post(V2, content=_json_pixels())) for _ in range(2)]
+        tasks += [asyncio.create_task(client.post(V2, content=_json_pixels())) for _ in range(2)]
         await until(lambda: _depth(gateway) == 2)
         # Another is still being sent when the server ends its connections.
         reader, writer = await asyncio.open_connection("127.0.0.1", bound.getsockname()[1])
         writer.write(f"POST {V2} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99\r\n\r\n{{".encode())
         os.kill(os.getpid(), signal.SIGTERM)
-        for reply in await asyncio.gather(*asked):
+        for reply in await asyncio.gather(*tasks):
             assert (reply.status_code, reply.json()["code"]) == (503, "not_ready")
             assert "send the request again" in reply.json()["error"]
         head, _, body = (await reader.read()).partition(b"\r\n\r\n")

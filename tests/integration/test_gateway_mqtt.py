@@ -77,17 +77,17 @@ async def test_a_device_is_answered_under_its_own_request_id(mosquitto: Broker, 
 
 async def test_a_deadline_beyond_the_longest_expiry_is_answered(mosquitto: Broker, tmp_path: Path) -> None:
     async with gateway_at(mosquitto, tmp_path), device_at(mosquitto, "press-7") as device:
-        asked = device.publication(request_of())
-        far = replace(asked, properties=asked.properties | {mqtt_messages.DEADLINE_MS: "9" * 15})
+        publication = device.publication(request_of())
+        far = replace(publication, properties=publication.properties | {mqtt_messages.DEADLINE_MS: "9" * 15})
         answer = await device.message_to(far)
     assert mqtt_messages.read_response(answer).answer is not None
     assert answer.expiry_s == mqtt_messages.EXPIRY_MAX_S
 
 
 async def test_requested_classes_have_the_labels_of_the_model(mosquitto: Broker, tmp_path: Path) -> None:
-    asked = request_of(outputs=(RequestedOutput("probabilities", classification=1),))
+    infer_request = request_of(outputs=(RequestedOutput("probabilities", classification=1),))
     async with gateway_at(mosquitto, tmp_path), device_at(mosquitto, "press-7") as device:
-        answer = await device.message_to(device.publication(asked))
+        answer = await device.message_to(device.publication(infer_request))
     (found,) = mqtt_messages.read_response(answer).output("probabilities").flat
     _, index, label = found.decode().split(":")
     assert digits_repository().resolve("digits", "").manifest.labels[int(index)] == label
@@ -95,8 +95,8 @@ async def test_requested_classes_have_the_labels_of_the_model(mosquitto: Broker,
 
 async def test_a_retained_request_is_not_run_after_a_restart(mosquitto: Broker, tmp_path: Path) -> None:
     async with gateway_at(mosquitto, tmp_path), device_at(mosquitto, "press-7") as device:
-        asked = device.publication(request_of(), retain=True)
-        await device.ask(asked)
+        publication = device.publication(request_of(), retain=True)
+        await device.ask(publication)
     try:
         async with gateway_at(mosquitto, tmp_path) as gateway, device_at(mosquitto, "press-7") as device:
             await device.infer(request_of())
@@ -105,7 +105,7 @@ async def test_a_retained_request_is_not_run_after_a_restart(mosquitto: Broker, 
             assert device.got.empty()
     finally:
         async with device_at(mosquitto, "press-7") as device:
-            await device.client.publish(replace(asked, payload=b""))  # deletes it
+            await device.client.publish(replace(publication, payload=b""))  # deletes it
 
 
 @pytest.mark.parametrize("binary", [True, False])
@@ -122,8 +122,8 @@ async def test_long_json_is_decoded_in_a_thread(
     async with gateway_at(mosquitto, tmp_path), device_at(mosquitto, "press-7") as device:
         short = device.publication(request_of())
         head = b'{"id":"' + b" " * 300_000 + b'"}'
-        said = {mqtt_messages.HEADER_LENGTH: str(len(head))} if binary else {}
-        for publication in (short, replace(short, payload=head, properties=said)):
+        properties = {mqtt_messages.HEADER_LENGTH: str(len(head))} if binary else {}
+        for publication in (short, replace(short, payload=head, properties=properties)):
             try:
                 await device.ask(publication)
             except errors.FirstlineError as refused:
@@ -236,16 +236,16 @@ async def test_replicas_share_requests_without_duplicates(mosquitto: Broker, tmp
     async with AsyncExitStack() as stack:
         replicas = [await stack.enter_async_context(gateway_at(mosquitto, tmp_path)) for _ in range(2)]
         device = await stack.enter_async_context(device_at(mosquitto, "press-7"))
-        asked = [device.publication(request_of()) for _ in range(30)]
-        await asyncio.gather(*map(device.client.publish, asked))
+        publications = [device.publication(request_of()) for _ in range(30)]
+        await asyncio.gather(*map(device.client.publish, publications))
         async with asyncio.timeout(20):
-            answers = [mqtt_messages.read_response(await device.got.get()) for _ in asked]
+            answers = [mqtt_messages.read_response(await device.got.get()) for _ in publications]
         shares = [counted(replica, ANSWERED) for replica in replicas]
         assert sum(shares) == 30
         assert min(shares) > 0
         assert device.got.empty()
     answered = sorted(answer.answer.request_id for answer in answers if answer.answer is not None)
-    assert answered == sorted(publication.correlation_data.decode() for publication in asked)
+    assert answered == sorted(publication.correlation_data.decode() for publication in publications)
 
 
 async def test_an_answer_over_the_brokers_limit_fails(start_mosquitto: Callable[..., Broker], tmp_path: Path) -> None:
@@ -263,8 +263,8 @@ async def test_a_request_is_acknowledged_once_it_is_answered(mosquitto: Broker, 
     one = {"mqtt__concurrency": 1}
     async with gateway_at(mosquitto, tmp_path, executor, **one), device_at(mosquitto, "press-7") as device:
         rows = Tensor("image", np.ones((1, 1), np.float32))
-        asked = [device.publication(request_of(inputs=(rows,))) for _ in range(2)]
-        for publication in asked:
+        publications = [device.publication(request_of(inputs=(rows,))) for _ in range(2)]
+        for publication in publications:
             await device.client.publish(publication)
         await until(lambda: executor.held == 1)
         # A round trip of the device's own: whatever the broker would have sent before it is under way.
@@ -272,10 +272,10 @@ async def test_a_request_is_acknowledged_once_it_is_answered(mosquitto: Broker, 
         assert (await device.got.get()).payload == b"echo"
         assert executor.held == 1
         executor.release()
-        assert (await device.got.get()).correlation_data == asked[0].correlation_data
+        assert (await device.got.get()).correlation_data == publications[0].correlation_data
         await until(lambda: executor.held == 1)
         executor.release()
-        assert (await device.got.get()).correlation_data == asked[1].correlation_data
+        assert (await device.got.get()).correlation_data == publications[1].correlation_data
 
 
 async def test_a_draining_replica_leaves_new_requests_to_the_others(mosquitto: Broker, tmp_path: Path) -> None:
@@ -294,12 +294,12 @@ async def test_a_draining_replica_leaves_new_requests_to_the_others(mosquitto: B
         draining = asyncio.create_task(leaving.drain(10))
         await until(lambda: not leaving.plane.ready())
         before = counted(staying, ANSWERED)
-        asked = [device.publication(request_of()) for _ in range(20)]
-        await asyncio.gather(*map(device.client.publish, asked))
+        publications = [device.publication(request_of()) for _ in range(20)]
+        await asyncio.gather(*map(device.client.publish, publications))
         async with asyncio.timeout(20):
-            answers = [mqtt_messages.read_response(await device.got.get()) for _ in asked]
+            answers = [mqtt_messages.read_response(await device.got.get()) for _ in publications]
         assert {answer.answer.request_id for answer in answers if answer.answer is not None} == {
-            publication.correlation_data.decode() for publication in asked
+            publication.correlation_data.decode() for publication in publications
         }
         assert counted(staying, ANSWERED) == before + 20
         assert not draining.done()
@@ -326,13 +326,13 @@ async def test_one_device_does_not_fill_the_room_for_bodies(mosquitto: Broker, t
     limits = {"api.body_limit_bytes": 300_000, "api.bodies_limit_bytes": 600_000}
     large = Tensor("image", np.ones((1, 60_000), np.float32))
     async with gateway_at(mosquitto, tmp_path, executor, **limits), device_at(mosquitto, "press-7") as device:
-        asked, second = (device.publication(request_of(inputs=(large,))) for _ in range(2))
-        await device.client.publish(asked)
+        first, second = (device.publication(request_of(inputs=(large,))) for _ in range(2))
+        await device.client.publish(first)
         await until(lambda: executor.held == 1)
         with pytest.raises(errors.QueueFullError, match=r"api\.bodies_limit_bytes"):
             await device.ask(second)
         executor.release()
-        assert (await device.got.get()).correlation_data == asked.correlation_data
+        assert (await device.got.get()).correlation_data == first.correlation_data
         asking = asyncio.create_task(device.ask(second))
         await until(lambda: executor.held == 1)
         executor.release()
@@ -341,14 +341,14 @@ async def test_one_device_does_not_fill_the_room_for_bodies(mosquitto: Broker, t
 
 async def test_requests_received_during_a_drain_are_answered(mosquitto: Broker, tmp_path: Path) -> None:
     async with gateway_at(mosquitto, tmp_path) as gateway, device_at(mosquitto, "press-7") as device:
-        asked = [device.publication(request_of()) for _ in range(20)]
-        published = asyncio.gather(*map(device.client.publish, asked))
+        publications = [device.publication(request_of()) for _ in range(20)]
+        published = asyncio.gather(*map(device.client.publish, publications))
         await until(lambda: counted(gateway, ANSWERED) > 0)
         assert await gateway.drain(10)
         await published
-        given = int(counted(gateway, ANSWERED))
+        answered = int(counted(gateway, ANSWERED))
         async with asyncio.timeout(10):
-            for _ in range(given):
+            for _ in range(answered):
                 assert mqtt_messages.read_response(await device.got.get()).answer is not None
         assert counted(gateway, 'firstline_gateway_errors_total{code="not_ready"}') == 0
 

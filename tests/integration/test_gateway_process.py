@@ -86,9 +86,9 @@ def test_signal_stops_a_gateway_that_starts(tmp_path: Path) -> None:
 
     wait_until(is_read)
     process.terminate()
-    out, said = process.communicate(timeout=20)
+    out, err = process.communicate(timeout=20)
     os.close(writers[0])
-    assert (process.returncode, out, said) == (0, "", "")
+    assert (process.returncode, out, err) == (0, "", "")
 
 
 _LOADING = """if True:
@@ -151,10 +151,10 @@ def test_second_gateway_on_one_sqlite_store_is_refused(config: Path) -> None:
 def test_keys_are_created_listed_and_revoked_while_the_gateway_runs(config: Path) -> None:
     with gateway(config) as process:
         url = process.url
-        made = json.loads(run_here("key", "create", "shop", "--config", config, "-o", "json").stdout)
-        headers = {"Authorization": f"Bearer {made['key']}"}
+        created = json.loads(run_here("key", "create", "shop", "--config", config, "-o", "json").stdout)
+        headers = {"Authorization": f"Bearer {created['key']}"}
         assert httpx.get(f"{url}/v2", headers=headers).status_code == 200
-        status = run_here("status", url, FIRSTLINE_TOKEN=made["key"])
+        status = run_here("status", url, FIRSTLINE_TOKEN=created["key"])
         assert (status.returncode, status.stdout) == (
             0,
             "live: yes\nready: yes\nmodel: digits version 1\ncontracts: a key with the scope fleet shows them\n",
@@ -221,11 +221,11 @@ def test_endless_batch_is_abandoned_when_the_drain_times_out(config: Path) -> No
         TierProcess(str(hasty), "--config", config, log=config.with_suffix(".log")) as process,
         ThreadPoolExecutor(1) as threads,
     ):
-        asked = threads.submit(httpx.post, f"{process.url}/v2/models/heavy/infer", content=body, timeout=60)
+        future = threads.submit(httpx.post, f"{process.url}/v2/models/heavy/infer", content=body, timeout=60)
         metrics = f"{process.url}/metrics"
         wait_until(lambda: "firstline_gateway_batch_rows_count 1.0" in httpx.get(metrics).text)
         process.process.terminate()
-        reply = asked.result()
+        reply = future.result()
         assert (reply.status_code, reply.json()["code"]) == (503, "not_ready")
         started_s = time.monotonic()
         process.process.communicate(timeout=20)
@@ -247,11 +247,11 @@ def with_few_descriptors(config: Path) -> TierProcess:
 
 
 def test_idle_connections_of_strangers_leave_room_for_others(config: Path) -> None:
-    asked = b"GET /v2/health/live HTTP/1.1\r\nHost: here\r\n\r\n"
+    request = b"GET /v2/health/live HTTP/1.1\r\nHost: here\r\n\r\n"
     with with_few_descriptors(config) as process, contextlib.ExitStack() as stack:
         for _ in range(300):
             stranger = stack.enter_context(socket.create_connection(("127.0.0.1", process.port), timeout=5))
-            stranger.sendall(asked)
+            stranger.sendall(request)
             assert stranger.recv(100).startswith(b"HTTP/1.1 200")
         assert httpx.get(f"{process.url}/v2/health/live", timeout=5).status_code == 200
 

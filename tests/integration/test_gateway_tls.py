@@ -235,10 +235,10 @@ async def test_trusted_proxy_may_send_the_certificate(tmp_path: Path) -> None:
 async def test_certificate_header_in_a_trailer_is_ignored(path: str, tmp_path: Path) -> None:
     """A proxy strips its header from what clients send, and may hand their trailers on."""
     async with behind_a_proxy(tmp_path, "127.0.0.0/8") as (at, client):
-        said = (await by_proxy(at, client))["X-Client-Cert"]
+        certificate = (await by_proxy(at, client))["X-Client-Cert"]
         reader, writer = await asyncio.open_connection(client.base_url.host, client.base_url.port)
         head = f"POST {path} HTTP/1.1\r\nHost: a\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
-        writer.write(f"{head}2\r\n{{}}\r\n0\r\nX-Client-Cert: {said}\r\n\r\n".encode())
+        writer.write(f"{head}2\r\n{{}}\r\n0\r\nX-Client-Cert: {certificate}\r\n\r\n".encode())
         async with asyncio.timeout(10):
             reply = await reader.read()
         writer.close()

@@ -90,8 +90,8 @@ async def test_no_call_acts_for_a_person(tmp_path: Path) -> None:
     key = create_key(settings.store, "console", "operator")
     sent = (("authorization", f"Bearer {key}"), ("firstline-person", '{"name": "anna", "role": "approver"}'))
     async with listening(open_gateway(settings)) as port, calling(port) as call:
-        for method, asked in (("ModelInfer", digits_message()), ("RepositoryIndex", b"")):
-            status, sentence, _ = await refusal(call(method, asked, metadata=sent))
+        for method, body in (("ModelInfer", digits_message()), ("RepositoryIndex", b"")):
+            status, sentence, _ = await refusal(call(method, body, metadata=sent))
             assert status == "PERMISSION_DENIED" and sentence.endswith("leave out the header Firstline-Person.")
 
 
@@ -234,8 +234,8 @@ async def test_streams_of_one_caller_leave_room_for_others(tmp_path: Path) -> No
                 await stream.write(digits_message())
                 assert (await stream.read()).infer_response.model_name == "digits"
         greedy, shop = [await opened.enter_async_context(calling(port, key=key)) for key in keys]
-        status, says, _ = await refusal(greedy("ModelInfer", digits_message()))
-        assert (status, "half of grpc.calls_limit" in says) == ("UNAVAILABLE", True)
+        status, sentence, _ = await refusal(greedy("ModelInfer", digits_message()))
+        assert (status, "half of grpc.calls_limit" in sentence) == ("UNAVAILABLE", True)
         assert (await shop("ModelInfer", digits_message())).model_name == "digits"
         await streams[0].done_writing()
         assert await streams[0].read() is grpc.aio.EOF
@@ -261,9 +261,9 @@ async def test_the_shorter_of_both_deadlines_holds(tmp_path: Path) -> None:
     found = settings_of(tmp_path, auth__mode="off")
     gateway = gateway_of(found, executor)
     async with listening(gateway) as port, calling(port) as call:
-        asked = digits_message()
-        asked.parameters["timeout"].int64_param = 50_000
-        status, _, trailers = await refusal(call("ModelInfer", asked))
+        infer_request = digits_message()
+        infer_request.parameters["timeout"].int64_param = 50_000
+        status, _, trailers = await refusal(call("ModelInfer", infer_request))
         assert (status, trailers["firstline-code"]) == ("DEADLINE_EXCEEDED", "deadline_exceeded")
         started_s = time.monotonic()
         assert (await refusal(call("ModelInfer", digits_message(), timeout=0.2)))[0] == "DEADLINE_EXCEEDED"
@@ -380,9 +380,9 @@ async def test_tls_with_certificates_of_devices(tmp_path: Path) -> None:
         await found.start()
         device = await at.enrolled("press-7")
         async with calling(found.port, credentials=shown_by(device, at.authority.pem)) as call:
-            asked = digits_message()
-            asked.parameters["request_id"].string_param = "01890a5d-ac96-774b-bcce-b302099a8057"
-            answered = await call("ModelInfer", asked)
+            infer_request = digits_message()
+            infer_request.parameters["request_id"].string_param = "01890a5d-ac96-774b-bcce-b302099a8057"
+            answered = await call("ModelInfer", infer_request)
             # A device keeps its own ids, an application does not.
             assert answered.parameters["request_id"].string_param == "01890a5d-ac96-774b-bcce-b302099a8057"
             assert (await at.operator.post("/firstline/v1/devices/press-7/revoke")).status_code == 200
@@ -420,17 +420,17 @@ async def test_an_agent_answers_with_its_tokens(tmp_path: Path) -> None:
         calling(port, key="k" * 40) as call,
     ):
         assert (await call("ServerMetadata")).name == "firstline-edge"
-        asked = digits_message()
-        asked.parameters["route"].string_param = "edge"
-        assert (await call("ModelInfer", asked)).parameters["tier"].string_param == "edge"
+        infer_request = digits_message()
+        infer_request.parameters["route"].string_param = "edge"
+        assert (await call("ModelInfer", infer_request)).parameters["tier"].string_param == "edge"
         assert [model.state for model in (await call("RepositoryIndex")).models] == ["READY"]
         (model,) = (await call("ModelStatistics")).model_stats
         assert (model.inference_count, model.inference_stats.cache_miss.count) == (1, 1)
-        asked.parameters["privacy"].string_param = "local_only"
-        await call("ModelInfer", asked)
+        infer_request.parameters["privacy"].string_param = "local_only"
+        await call("ModelInfer", infer_request)
         (model,) = (await call("ModelStatistics")).model_stats
         assert model.inference_stats.success.count == 1
         assert (await refusal(call("ServerMetadata", metadata=None)))[0] == "UNAUTHENTICATED"
-        asked.raw_input_contents[0] = bytes(2 << 20)
-        status, _, trailers = await refusal(call("ModelInfer", asked))
+        infer_request.raw_input_contents[0] = bytes(2 << 20)
+        status, _, trailers = await refusal(call("ModelInfer", infer_request))
         assert (status, trailers["firstline-code"]) == ("UNAVAILABLE", "queue_full")
