@@ -33,9 +33,9 @@ async def test_a_device_is_measured_only_once(tmp_path: Path) -> None:
     printed = edge_agent("hardware", "get", state_dir=tmp_path)
     assert printed.returncode == 0, printed.stderr
     assert "onnx CPUExecutionProvider works" in printed.stdout
-    said = json.loads(edge_agent("hardware", "get", "-o", "json", state_dir=tmp_path).stdout)
-    assert said["catalogue"]["fingerprint"] == measured_here.fingerprint
-    assert said["sensors"]["cpu_busy_share"]["kind"] == "measured"
+    report = json.loads(edge_agent("hardware", "get", "-o", "json", state_dir=tmp_path).stdout)
+    assert report["catalogue"]["fingerprint"] == measured_here.fingerprint
+    assert report["sensors"]["cpu_busy_share"]["kind"] == "measured"
 
 
 async def test_a_damaged_catalogue_is_measured_again(tmp_path: Path) -> None:

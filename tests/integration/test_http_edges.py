@@ -129,8 +129,8 @@ def test_chunk_extensions_and_trailers_are_ignored(tier: Tier, extension: bytes)
 
 @pytest.mark.parametrize("lines", [(LENGTH,), (LENGTH, "Connection: keep-alive"), (CHUNKED,)])
 def test_http_1_0_gets_one_answer(tier: Tier, lines: tuple[str, ...]) -> None:
-    asked = head(tier, "POST", V2, *lines).replace(b"HTTP/1.1", b"HTTP/1.0")
-    assert statuses(tier, asked + (IN_CHUNKS if lines == (CHUNKED,) else BODY) + NEXT) == [200]
+    request = head(tier, "POST", V2, *lines).replace(b"HTTP/1.1", b"HTTP/1.0")
+    assert statuses(tier, request + (IN_CHUNKS if lines == (CHUNKED,) else BODY) + NEXT) == [200]
 
 
 def test_other_http_versions_are_refused(tier: Tier) -> None:
@@ -175,8 +175,8 @@ def test_half_closed_connection_is_closed(tier: Tier, sent: bytes) -> None:
 
 def test_pipelined_requests_are_limited(tier: Tier) -> None:
     infer, live = head(tier, "POST", V2, LENGTH) + BODY, head(tier, "GET", LIVE)
-    for asked in (infer, live):
-        assert statuses(tier, asked * 40) == [200] * (ServerLimits().pipelined + 1) + [400]
+    for request in (infer, live):
+        assert statuses(tier, request * 40) == [200] * (ServerLimits().pipelined + 1) + [400]
 
 
 def test_invalid_pipelined_request_is_refused_in_its_turn(tier: Tier) -> None:

@@ -359,10 +359,10 @@ async def test_revoked_key_ends_the_wait_and_the_stream(tmp_path: Path) -> None:
     settings, executor = settings_of(tmp_path, auth__mode="tokens", auth__refresh_s=0.1), GatedExecutor()
     async with running(settings, executor) as (gateway, client):
         anna, bob = (bearer(create_key(settings.store, name)) for name in ("anna", "bob"))
-        asked = []
+        tasks = []
         for key in (anna, bob):
             address = f"/firstline/v1/answers/{await submit(client, **key)}"
-            asked.append(asyncio.create_task(client.get(address, headers={"Prefer": "wait=60"} | key)))
+            tasks.append(asyncio.create_task(client.get(address, headers={"Prefer": "wait=60"} | key)))
         streamed = f"/firstline/v1/answers/{await submit(client, **anna)}/events"
         async with client.stream("GET", streamed, headers=anna) as stream:
             pieces = stream.aiter_text()
@@ -370,14 +370,14 @@ async def test_revoked_key_ends_the_wait_and_the_stream(tmp_path: Path) -> None:
             await until(lambda: gateway.jobs.waiters._waits_of.total() == 3)
             revoke_key(settings.store, "anna")
             async with asyncio.timeout(10):  # less than the wait, and than a heartbeat
-                refused = await asked[0]
+                refused = await tasks[0]
                 assert [piece async for piece in pieces] == []
         assert (refused.status_code, refused.json()["code"]) == (401, "unauthorized")
-        while not asked[1].done():
+        while not tasks[1].done():
             if executor.held:
                 executor.release()
             await asyncio.sleep(0.001)
-        assert (await asked[1]).status_code == 200  # no other caller is
+        assert (await tasks[1]).status_code == 200  # no other caller is
         assert not gateway.jobs.waiters._waiting
 
 
@@ -430,8 +430,8 @@ async def test_replicas_share_jobs_and_take_over_after_a_crash(
     monkeypatch.setattr(jobs_module, "_LOOK_S", 0.1)
     url = postgresql.new_database()
     first, second = (settings_of(tmp_path / name, store__url=url, jobs__in_flight=2) for name in ("a", "b"))
-    held = GatedExecutor()
-    async with running(first, held) as (dying, client), running(second) as (_, other):
+    executor = GatedExecutor()
+    async with running(first, executor) as (dying, client), running(second) as (_, other):
         jobs = [await submit(client) for _ in range(20)]
         await dying.jobs._tasks[1].close()  # it renews no lease any more, nor ends what it holds
         for job in jobs:
@@ -440,9 +440,9 @@ async def test_replicas_share_jobs_and_take_over_after_a_crash(
             assert (await fetch(other, job)).status_code == 200
         nul = await other.get("/firstline/v1/answers/%00")
         assert (nul.status_code, "NUL" in nul.json()["error"]) == (400, True)
-        while held.running or dying.plane.under_way.count:
-            if held.held:
-                held.release()
+        while executor.running or dying.plane.under_way.count:
+            if executor.held:
+                executor.release()
             await asyncio.sleep(0.001)
     assert POSTGRESQL in url
 

@@ -101,8 +101,8 @@ async def test_damaged_bundle_is_replaced_by_its_copy(tmp_path: Path, damage: st
     async with EdgeAgent(settings) as agent:
         before = await agent.data_plane.infer_file("digits", scan())
         assert agent.operations.status()["problems"] == []
-        held = agent.models.find("digits")
-        file = models / "digits" / held.edge.loaded.model.artefacts[0].file
+        model = agent.models.find("digits")
+        file = models / "digits" / model.edge.loaded.model.artefacts[0].file
     target = file if damage == "flip" else models / "digits" / "manifest.json"
     if damage == "manifest gone":
         target.unlink()

@@ -95,10 +95,10 @@ async def test_refused_in_an_envelope(device: MqttDevice, name: str) -> None:
 async def test_dropped_without_a_response_topic_of_its_own(
     device: MqttDevice, running: Line, properties: dict[str, str], response_topic: str
 ) -> None:
-    heard: list[Message] = []
+    messages: list[Message] = []
 
     async def hear(message: Message) -> None:
-        heard.append(message)
+        messages.append(message)
 
     if response_topic:
         await device.client.subscribe(response_topic, hear)
@@ -107,7 +107,7 @@ async def test_dropped_without_a_response_topic_of_its_own(
     async with asyncio.timeout(10):
         while await dropped(running) == before:  # noqa: ASYNC110 (what is awaited is in another process)
             await asyncio.sleep(0.01)
-    assert heard == []
+    assert messages == []
 
 
 async def dropped(running: Line) -> int:

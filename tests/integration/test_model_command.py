@@ -25,8 +25,8 @@ def key_files(pattern: str) -> list[Path]:
 
 
 async def test_keys_push_alias_and_removal(site: RegistrySite, tmp_path: Path) -> None:
-    made = json.loads((await run(site, "keys", "init", "-o", "json")).stdout)
-    assert len(made["keys"]) == 4 and all(mode(key) == 0o600 for key in made["keys"])
+    created = json.loads((await run(site, "keys", "init", "-o", "json")).stdout)
+    assert len(created["keys"]) == 4 and all(mode(key) == 0o600 for key in created["keys"])
     await run(site, "keys", "init", code=2)
 
     pushed = json.loads((await run(site, "model", "push", DIGITS, "-o", "json")).stdout)
@@ -50,7 +50,7 @@ async def test_keys_push_alias_and_removal(site: RegistrySite, tmp_path: Path) -
 
     await run(site, "model", "pull", "digits", "champion", tmp_path / "pulled")
     assert (tmp_path / "pulled" / "full.onnx").read_bytes() == (DIGITS / "full.onnx").read_bytes()
-    anchor = ("--root", made["anchor"], "--keys", tmp_path / "nobody")
+    anchor = ("--root", created["anchor"], "--keys", tmp_path / "nobody")
     await run(site, "model", "pull", "digits", "2", tmp_path / "again", *anchor, "-o", "json")
 
     refused = await run(site, "model", "delete", "digits", "1", code=1)
@@ -113,8 +113,8 @@ async def test_separate_root_key_holders_sign_in_turn(site: RegistrySite, tmp_pa
 async def test_keys_are_encrypted_and_created_offline(site: RegistrySite, tmp_path: Path) -> None:
     fetched = await site.client.get("/fleet/v1/registry/online-key")
     (tmp_path / "online.json").write_bytes(fetched.content)
-    made = await run(site, "keys", "init", "--online-key", tmp_path / "online.json", passphrase="correct horse")
-    assert "Nothing is published yet" in made.stderr
+    created = await run(site, "keys", "init", "--online-key", tmp_path / "online.json", passphrase="correct horse")
+    assert "Nothing is published yet" in created.stderr
     assert all(b"ENCRYPTED" in path.read_bytes() for path in key_files("*.key"))
     await run(site, "keys", "publish", passphrase="correct horse")
     assert "is encrypted" in (await run(site, "model", "push", DIGITS, code=2)).stderr

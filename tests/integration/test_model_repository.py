@@ -133,13 +133,13 @@ async def test_gateway_repository_over_grpc_needs_an_operator(tmp_path: Path) ->
     found = gateway.grpc_server()
     await gateway.start()
     await found.start()
-    asked = {kind: message(f"RepositoryModel{kind}Request")(model_name="small") for kind in ("Load", "Unload")}
+    requests = {kind: message(f"RepositoryModel{kind}Request")(model_name="small") for kind in ("Load", "Unload")}
     async with calling(found.port, key=shop) as call:
-        assert (await refusal(call("RepositoryModelLoad", asked["Load"])))[0] == "PERMISSION_DENIED"
+        assert (await refusal(call("RepositoryModelLoad", requests["Load"])))[0] == "PERMISSION_DENIED"
         assert "model_repository" in (await call("ServerMetadata")).extensions
     async with calling(found.port, key=fleet) as call:
-        assert (await call("RepositoryModelUnload", asked["Unload"])).isUnloaded
-        status, sentence, _ = await refusal(call("RepositoryModelUnload", asked["Unload"]))
+        assert (await call("RepositoryModelUnload", requests["Unload"])).isUnloaded
+        status, sentence, _ = await refusal(call("RepositoryModelUnload", requests["Unload"]))
         assert (status, "is not served: unloaded" in sentence, sentence[-1]) == ("NOT_FOUND", True, ".")
         described = call("ModelMetadata", message("ModelMetadataRequest")(name="small"))
         assert (await refusal(described))[0] == "NOT_FOUND"
@@ -150,8 +150,8 @@ async def test_gateway_repository_over_grpc_needs_an_operator(tmp_path: Path) ->
         assert (
             await call("RepositoryModelLoad", message("RepositoryModelLoadRequest")(repository_name="small"))
         ).isLoaded
-        asked["Load"].parameters["config"].string_param = "{}"
-        assert (await refusal(call("RepositoryModelLoad", asked["Load"])))[0] == "INVALID_ARGUMENT"
+        requests["Load"].parameters["config"].string_param = "{}"
+        assert (await refusal(call("RepositoryModelLoad", requests["Load"])))[0] == "INVALID_ARGUMENT"
     await found.stop(1)
     await gateway.close()
 

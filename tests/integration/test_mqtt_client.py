@@ -37,8 +37,8 @@ def settings(broker: Broker, client_id: str = "", **fields: Any) -> MqttSettings
 
 
 @asynccontextmanager
-async def connected(made: MqttSettings, **arguments: Any) -> AsyncIterator[MqttClient]:
-    client = MqttClient(made, **arguments)
+async def connected(mqtt_settings: MqttSettings, **arguments: Any) -> AsyncIterator[MqttClient]:
+    client = MqttClient(mqtt_settings, **arguments)
     try:
         await client.connect(5)
         yield client
@@ -55,15 +55,15 @@ def collect(into: list[Message]) -> Callable[[Message], Any]:
 
 def make_certificate(key: Path, certificate: Path) -> None:
     """A broker's own, signed by itself."""
-    made = ca.new_key()
+    new_key = ca.new_key()
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
     address = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
     now = datetime.now(UTC)
     builder = x509.CertificateBuilder(
-        name, name, made.public_key(), x509.random_serial_number(), now - timedelta(days=1), now + timedelta(days=1)
+        name, name, new_key.public_key(), x509.random_serial_number(), now - timedelta(days=1), now + timedelta(days=1)
     )
-    signed = builder.add_extension(address, critical=False).sign(made, hashes.SHA256())
-    key.write_bytes(ca.key_pem(made))
+    signed = builder.add_extension(address, critical=False).sign(new_key, hashes.SHA256())
+    key.write_bytes(ca.key_pem(new_key))
     certificate.write_text(ca.pem_of(signed))
 
 

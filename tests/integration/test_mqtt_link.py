@@ -40,8 +40,8 @@ def settings(broker: Broker, client_id: str = "") -> MqttSettings:
     return MqttSettings(broker.host, broker.port, client_id=client_id, reconnect_max_s=0.2)
 
 
-async def answer_well(asked: InferRequest) -> InferResponse:
-    return response(asked)
+async def answer_well(infer_request: InferRequest) -> InferResponse:
+    return response(infer_request)
 
 
 @asynccontextmanager
@@ -52,9 +52,9 @@ async def gateway(broker: Broker, answering: Answering = answer_well) -> AsyncIt
         device, model = parse_request(message.topic)
         topic = Topics(device).response
         try:
-            asked = mqtt_messages.read_request(message, model, Origin(now_s=time.monotonic(), principal=device))
+            infer_request = mqtt_messages.read_request(message, model, Origin(now_s=time.monotonic(), principal=device))
             reply = mqtt_messages.response_publication(
-                asked, await answering(asked), topic=topic, correlation_data=message.correlation_data
+                infer_request, await answering(infer_request), topic=topic, correlation_data=message.correlation_data
             )
         except errors.FirstlineError as error:
             reply = mqtt_messages.error_publication(error, topic=topic, correlation_data=message.correlation_data)
@@ -70,12 +70,12 @@ async def gateway(broker: Broker, answering: Answering = answer_well) -> AsyncIt
 
 @pytest.fixture
 async def link(mosquitto: Broker) -> AsyncIterator[MqttLink]:
-    made = MqttLink(settings(mosquitto, "cam-1"), TOPICS, birth=lambda: {"models": ["digits"]})
-    await made.start()
-    await made.probe(5)
-    yield made
-    assert not made._pending
-    await made.close()
+    mqtt_link = MqttLink(settings(mosquitto, "cam-1"), TOPICS, birth=lambda: {"models": ["digits"]})
+    await mqtt_link.start()
+    await mqtt_link.probe(5)
+    yield mqtt_link
+    assert not mqtt_link._pending
+    await mqtt_link.close()
 
 
 async def test_early_request_waits_for_the_connection(mosquitto: Broker) -> None:
@@ -97,13 +97,13 @@ async def test_absent_broker_fails_after_one_attempt(mosquitto: Broker) -> None:
 
 
 async def test_traffic_is_counted(mosquitto: Broker, link: MqttLink) -> None:
-    asked = request(1)
+    infer_request = request(1)
     async with gateway(mosquitto):
         with counting_traffic() as traffic:
-            answer = await link.infer(asked, 5.0)
+            answer = await link.infer(infer_request, 5.0)
     sent, received = (sum(crossed[at] for crossed in traffic.crossed) for at in (1, 2))
     assert {name for name, _, _ in traffic.crossed} == {"mqtt"}
-    assert asked.size_bytes < sent < asked.size_bytes + 1500
+    assert infer_request.size_bytes < sent < infer_request.size_bytes + 1500
     assert answer.output("probabilities").nbytes < received < answer.output("probabilities").nbytes + 1500
 
 
@@ -121,34 +121,34 @@ async def test_the_broker_keeps_the_birth_message(mosquitto: Broker) -> None:
 async def test_request_is_answered(mosquitto: Broker, link: MqttLink) -> None:
     seen: list[InferRequest] = []
 
-    async def answering(asked: InferRequest) -> InferResponse:
-        seen.append(asked)
-        return response(asked, value=0.25)
+    async def answering(infer_request: InferRequest) -> InferResponse:
+        seen.append(infer_request)
+        return response(infer_request, value=0.25)
 
-    asked = request(3, full_model_digest="ab" * 32)
+    infer_request = request(3, full_model_digest="ab" * 32)
     async with gateway(mosquitto, answering):
-        answer = await link.infer(asked, 50.0)
-    assert answer.answer == response(asked).answer
+        answer = await link.infer(infer_request, 50.0)
+    assert answer.answer == response(infer_request).answer
     assert np.all(answer.output("probabilities") == 0.25)
-    [heard] = seen
-    assert (heard.request_id, heard.model, heard.version) == (asked.request_id, "digits", "1")
-    assert (heard.principal, heard.full_model_digest, heard.rows) == ("cam-1", "ab" * 32, 3)
-    assert 40 < heard.deadline_s - time.monotonic() <= 50
+    [received] = seen
+    assert (received.request_id, received.model, received.version) == (infer_request.request_id, "digits", "1")
+    assert (received.principal, received.full_model_digest, received.rows) == ("cam-1", "ab" * 32, 3)
+    assert 40 < received.deadline_s - time.monotonic() <= 50
 
 
 async def test_concurrent_requests_get_their_own_answers(mosquitto: Broker, link: MqttLink) -> None:
     async with gateway(mosquitto):
-        asked = [request() for _ in range(100)]
-        answers = await asyncio.gather(*(link.infer(one, 10.0) for one in asked))
-    assert [found.answer.request_id for found in answers if found.answer] == [one.request_id for one in asked]
+        requests = [request() for _ in range(100)]
+        answers = await asyncio.gather(*(link.infer(one, 10.0) for one in requests))
+    assert [found.answer.request_id for found in answers if found.answer] == [one.request_id for one in requests]
 
 
 async def test_swapped_answers_are_not_accepted(mosquitto: Broker, link: MqttLink) -> None:
     """Each request gets the genuine answer to the one before."""
     earlier: list[InferResponse] = []
 
-    async def swap(asked: InferRequest) -> InferResponse:
-        earlier.append(response(asked))
+    async def swap(infer_request: InferRequest) -> InferResponse:
+        earlier.append(response(infer_request))
         return earlier[max(0, len(earlier) - 2)]
 
     breaker = CircuitBreaker(SYSTEM_CLOCK, random.Random(0), BreakerSection(failure_threshold=1000))
@@ -160,7 +160,7 @@ async def test_swapped_answers_are_not_accepted(mosquitto: Broker, link: MqttLin
 
 
 async def test_error_of_the_gateway_is_raised(mosquitto: Broker, link: MqttLink) -> None:
-    async def refuse(_asked: InferRequest) -> InferResponse:
+    async def refuse(_request: InferRequest) -> InferResponse:
         raise errors.QueueFullError("later", retry_after_s=3.0)
 
     async with gateway(mosquitto, refuse):
@@ -173,11 +173,11 @@ async def test_a_late_answer_is_ignored_and_leaves_nothing_behind(mosquitto: Bro
     release = asyncio.Event()
     answered = asyncio.Event()
 
-    async def late(asked: InferRequest) -> InferResponse:
+    async def late(infer_request: InferRequest) -> InferResponse:
         if not release.is_set():
             await release.wait()
             answered.set()
-        return response(asked)
+        return response(infer_request)
 
     async with gateway(mosquitto, late):
         with pytest.raises(errors.RemoteTimeoutError, match=r"within 0\.1 s"):
@@ -185,30 +185,30 @@ async def test_a_late_answer_is_ignored_and_leaves_nothing_behind(mosquitto: Bro
         assert not link._pending
         release.set()
         await answered.wait()
-        asked = request()
-        answer = await link.infer(asked, 5.0)  # after the late one, on the same topic
-    assert answer.answer.request_id == asked.request_id
+        infer_request = request()
+        answer = await link.infer(infer_request, 5.0)  # after the late one, on the same topic
+    assert answer.answer.request_id == infer_request.request_id
 
 
 async def test_missing_gateway_fails_immediately(link: MqttLink) -> None:
-    started_s, asked = time.perf_counter(), request()
+    started_s, infer_request = time.perf_counter(), request()
     with counting_traffic() as traffic, pytest.raises(errors.LinkDownError, match="No gateway"):
-        await link.infer(asked, 60.0)
+        await link.infer(infer_request, 60.0)
     assert time.perf_counter() - started_s < 10
-    assert sum(sent for _, sent, _ in traffic.crossed) > asked.size_bytes  # sent in vain is sent, too
+    assert sum(sent for _, sent, _ in traffic.crossed) > infer_request.size_bytes  # sent in vain is sent, too
 
 
 async def test_lost_connection_fails_requests_and_reconnects(mosquitto: Broker, link: MqttLink) -> None:
-    heard = asyncio.Event()
+    received = asyncio.Event()
 
-    async def never(_asked: InferRequest) -> InferResponse:
-        heard.set()
+    async def never(_request: InferRequest) -> InferResponse:
+        received.set()
         await asyncio.sleep(60)
         raise AssertionError
 
     async with gateway(mosquitto, never):
         asking = asyncio.create_task(link.infer(request(), 30.0))
-        await heard.wait()
+        await received.wait()
         mosquitto.kill()
         with pytest.raises(errors.LinkDownError, match="lost"):
             await asyncio.wait_for(asking, 5)
@@ -261,10 +261,10 @@ async def test_lost_connection_requests_a_probe(mosquitto: Broker) -> None:
 
 
 async def test_birth_and_state_are_retained_and_share_the_session(mosquitto: Broker, link: MqttLink) -> None:
-    async with hearing(mosquitto, "firstline/v1/cam-1/+") as heard:
+    async with hearing(mosquitto, "firstline/v1/cam-1/+") as messages:
 
         def latest() -> dict[str, tuple[bool, dict[str, object]]]:
-            return {message.topic: (message.retain, json.loads(message.payload)) for message in heard}
+            return {message.topic: (message.retain, json.loads(message.payload)) for message in messages}
 
         await until(lambda: {TOPICS.birth, TOPICS.state} <= latest().keys())
         retained, birth = latest()[TOPICS.birth]
@@ -273,7 +273,7 @@ async def test_birth_and_state_are_retained_and_share_the_session(mosquitto: Bro
         assert latest()[TOPICS.state] == (True, {"state": "online", "session_id": birth["session_id"]})
 
         connection = link._client._connection
-        heard.clear()
+        messages.clear()
         connection._client.socket().shutdown(socket.SHUT_RDWR)  # vanishes: the will speaks, then it is back
         await until(lambda: latest().get(TOPICS.state, (False, {}))[1].get("state") == "online")
 

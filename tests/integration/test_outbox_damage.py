@@ -45,15 +45,15 @@ def folder() -> Iterator[Path]:
         yield found
 
 
-async def damaged(kept: Kept, into: Path, file: str, damage: Callable[[bytearray], None]) -> Kept:
+async def damaged(original: Kept, into: Path, file: str, damage: Callable[[bytearray], None]) -> Kept:
     """A copy of an outbox, with damage done to one of its files."""
     shutil.rmtree(into, ignore_errors=True)
-    shutil.copytree(kept.folder, into)
+    shutil.copytree(original.folder, into)
     content = bytearray((into / file).read_bytes())
     damage(content)
     (into / file).write_bytes(content)
     copy = Kept(into)
-    copy.promises, copy.answers = kept.promises, kept.answers
+    copy.promises, copy.answers = original.promises, original.answers
     return copy
 
 
@@ -71,15 +71,15 @@ async def test_a_flipped_bit_costs_few_records_and_is_reported(
     folder: Path, file: str, closed: bool, lost_most: int
 ) -> None:
     rng = random.Random(11)
-    kept = await filled(folder / "kept", rng, closed=closed, count=60)
-    size_bytes = (kept.folder / file).stat().st_size
+    original = await filled(folder / "kept", rng, closed=closed, count=60)
+    size_bytes = (original.folder / file).stat().st_size
     for _ in range(25):
 
         def flip(content: bytearray) -> None:
             bit = rng.randrange(8 * size_bytes)
             content[bit // 8] ^= 1 << bit % 8
 
-        lost, reason = await (await damaged(kept, folder / "work", file, flip)).check(lost_most=lost_most)
+        lost, reason = await (await damaged(original, folder / "work", file, flip)).check(lost_most=lost_most)
         assert reason or not lost
 
 
@@ -100,8 +100,8 @@ async def test_implausible_times_age_no_promise(folder: Path, seal: Seal, where:
 
 @pytest.mark.parametrize("when", ["created_wall_s FROM items", "stored_wall_s FROM answers"])
 async def test_a_flipped_time_ages_nothing_else(folder: Path, when: str) -> None:
-    kept = await filled(folder / "kept", random.Random(17), closed=True, count=12)
-    with contextlib.closing(sqlite3.connect(kept.folder / "outbox.db")) as connection:
+    original = await filled(folder / "kept", random.Random(17), closed=True, count=12)
+    with contextlib.closing(sqlite3.connect(original.folder / "outbox.db")) as connection:
         (wall_s,) = connection.execute(f"SELECT {when} ORDER BY sequence LIMIT 1").fetchone()
     # SQLite stores a real number without a fraction as an integer.
     stored = struct.pack(">i", int(wall_s)) if wall_s.is_integer() else struct.pack(">d", wall_s)
@@ -110,22 +110,22 @@ async def test_a_flipped_time_ages_nothing_else(folder: Path, when: str) -> None
         def flip(content: bytearray) -> None:
             content[content.index(stored) + bit // 8] ^= 1 << bit % 8  # noqa: B023
 
-        lost, reason = await (await damaged(kept, folder / "work", "outbox.db", flip)).check(lost_most=1)
+        lost, reason = await (await damaged(original, folder / "work", "outbox.db", flip)).check(lost_most=1)
         assert reason or not lost
 
 
 @pytest.mark.parametrize(("file", "closed"), [("outbox.db", True), ("outbox.db-wal", False)])
 async def test_overwritten_page_loses_its_records_and_is_reported(folder: Path, file: str, closed: bool) -> None:
     rng = random.Random(12)
-    kept = await filled(folder / "kept", rng, closed=closed, count=20)
-    pages = (kept.folder / file).stat().st_size // PAGE_BYTES
+    original = await filled(folder / "kept", rng, closed=closed, count=20)
+    pages = (original.folder / file).stat().st_size // PAGE_BYTES
     losses = []
     for page in rng.sample(range(pages), 12):
 
         def spoil(content: bytearray) -> None:
             content[PAGE_BYTES * page : PAGE_BYTES * (page + 1)] = rng.randbytes(PAGE_BYTES)  # noqa: B023
 
-        lost, reason = await (await damaged(kept, folder / "work", file, spoil)).check(lost_most=20)
+        lost, reason = await (await damaged(original, folder / "work", file, spoil)).check(lost_most=20)
         losses.append(lost)
         assert reason or not lost
     assert statistics.median(losses) <= A_PAGE
@@ -134,27 +134,27 @@ async def test_overwritten_page_loses_its_records_and_is_reported(folder: Path, 
 @pytest.mark.parametrize(("file", "closed"), [("outbox.db", True), ("outbox.db", False), ("outbox.db-wal", False)])
 async def test_truncated_records_are_lost_and_reported(folder: Path, file: str, closed: bool) -> None:
     rng = random.Random(13)
-    kept = await filled(folder / "kept", rng, closed=closed, count=20)
-    size_bytes = (kept.folder / file).stat().st_size
+    original = await filled(folder / "kept", rng, closed=closed, count=20)
+    size_bytes = (original.folder / file).stat().st_size
     for left in [0, 1, 100, 512, PAGE_BYTES, PAGE_BYTES + 1, *(rng.randrange(size_bytes) for _ in range(6))]:
 
         def cut(content: bytearray) -> None:
             del content[left:]  # noqa: B023
 
-        lost, reason = await (await damaged(kept, folder / "work", file, cut)).check(lost_most=20)
-        gone = 1 - min(1.0, left / size_bytes)
-        assert lost <= A_PAGE + 20 * gone
+        lost, reason = await (await damaged(original, folder / "work", file, cut)).check(lost_most=20)
+        cut_share = 1 - min(1.0, left / size_bytes)
+        assert lost <= A_PAGE + 20 * cut_share
         assert reason or not lost
 
 
 async def test_a_log_that_is_gone_is_reported_once(folder: Path) -> None:
-    kept = await filled(folder / "kept", random.Random(16), closed=False, count=5)
-    (kept.folder / "outbox.db-wal").unlink()
-    outbox = Outbox(kept.folder / "outbox.db", clock=SimulatedClock())
+    stored = await filled(folder / "kept", random.Random(16), closed=False, count=5)
+    (stored.folder / "outbox.db-wal").unlink()
+    outbox = Outbox(stored.folder / "outbox.db", clock=SimulatedClock())
     assert "that were acknowledged are lost" in outbox.damage
     await outbox.put(new := promise())
     outbox.close()
-    outbox = Outbox(kept.folder / "outbox.db", clock=SimulatedClock())
+    outbox = Outbox(stored.folder / "outbox.db", clock=SimulatedClock())
     assert outbox.damage == ""
     assert new.request.request_id in {item.request.request_id for item in await outbox.pending(9)}
     outbox.close()
@@ -165,35 +165,35 @@ async def test_a_log_that_is_gone_is_reported_once(folder: Path) -> None:
 )
 @pytest.mark.parametrize("table", ["items", "answers"])
 async def test_damaged_row_number_loses_nothing_and_is_reported(folder: Path, table: str, stored: str) -> None:
-    kept = await filled(folder / "kept", random.Random(22), closed=True, count=9)
-    with contextlib.closing(sqlite3.connect(kept.folder / "outbox.db")) as connection, connection:
+    original = await filled(folder / "kept", random.Random(22), closed=True, count=9)
+    with contextlib.closing(sqlite3.connect(original.folder / "outbox.db")) as connection, connection:
         connection.execute(f"UPDATE sqlite_sequence SET seq = {stored} WHERE name = '{table}'")
-    lost, reported = await kept.check(lost_most=0)
+    lost, reported = await original.check(lost_most=0)
     assert lost == 0
     assert f"its newest row number of the table {table} is invalid" in reported
     assert "6 promised corrections and 3 answers" in reported
     assert "are lost" not in reported
-    outbox = Outbox(kept.folder / "outbox.db", clock=SimulatedClock())
+    outbox = Outbox(original.folder / "outbox.db", clock=SimulatedClock())
     assert outbox.damage == ""
     outbox.close()
 
 
 async def test_a_mark_that_cannot_be_opened_costs_nothing(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    kept = await filled(folder / "kept", random.Random(23), closed=True, count=6)
-    (kept.folder / "outbox.db.mark").unlink()
-    (kept.folder / "outbox.db.mark").mkdir()
-    assert await kept.check(lost_most=0) == (0, "")
+    stored = await filled(folder / "kept", random.Random(23), closed=True, count=6)
+    (stored.folder / "outbox.db.mark").unlink()
+    (stored.folder / "outbox.db.mark").mkdir()
+    assert await stored.check(lost_most=0) == (0, "")
     assert len([record for record in caplog.records if "outbox mark" in record.getMessage()]) == 1
 
 
 async def test_a_mark_that_cannot_be_read_costs_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = await filled(folder / "kept", random.Random(24), closed=True, count=6)
+    stored = await filled(folder / "kept", random.Random(24), closed=True, count=6)
 
     def refuse(_file: int, _length: int, _offset: int) -> bytes:
         raise OSError(errno.EIO, "Input/output error")
 
     monkeypatch.setattr(os, "pread", refuse)
-    assert await kept.check(lost_most=0) == (0, "")
+    assert await stored.check(lost_most=0) == (0, "")
 
 
 @pytest.mark.parametrize("newest", [RowNumbers(-1, 0), RowNumbers(1 << 64, 0)])
@@ -208,11 +208,11 @@ def test_invalid_row_number_is_not_written(folder: Path, newest: RowNumbers) -> 
 
 
 @pytest.mark.parametrize(
-    ("opens", "says"),
+    ("opens", "message"),
     [(True, "that were acknowledged are lost"), (False, "set aside as outbox.db.damaged; SQLite cannot open it")],
 )
 async def test_damage_is_reported_by_the_start_that_succeeds(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, opens: bool, says: str
+    folder: Path, monkeypatch: pytest.MonkeyPatch, opens: bool, message: str
 ) -> None:
     path = (await filled(folder / "kept", random.Random(25), closed=False, count=5)).folder / "outbox.db"
     if opens:
@@ -232,7 +232,7 @@ async def test_damage_is_reported_by_the_start_that_succeeds(
         outbox = Outbox(path, clock=SimulatedClock())
         reasons.append(outbox.damage)
         outbox.close()
-    assert says in reasons[0] and reasons[1] == ""
+    assert message in reasons[0] and reasons[1] == ""
 
 
 async def test_a_failed_replacement_leaves_no_connection_open(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -276,7 +276,7 @@ def flip_version(content: bytearray) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "lost", "says"),
+    ("spoil", "lost", "message"),
     [
         (clear_first_page, 6, "SQLite cannot open it, so every promised correction and every answer in it is lost"),
         (spoil_schema, 4, "It was damaged"),  # the promises; the answers have a table of their own
@@ -288,43 +288,43 @@ def flip_version(content: bytearray) -> None:
     ],
 )
 async def test_damage_of_the_first_page_is_reported(
-    folder: Path, spoil: Callable[[bytearray], None], lost: int, says: str
+    folder: Path, spoil: Callable[[bytearray], None], lost: int, message: str
 ) -> None:
-    kept = await filled(folder / "kept", random.Random(20), closed=True, count=6)
-    found, reason = await (await damaged(kept, folder / "work", "outbox.db", spoil)).check(lost_most=6)
-    assert (found, says in reason) == (lost, True), reason
+    original = await filled(folder / "kept", random.Random(20), closed=True, count=6)
+    found, reason = await (await damaged(original, folder / "work", "outbox.db", spoil)).check(lost_most=6)
+    assert (found, message in reason) == (lost, True), reason
     assert (folder / "work" / "outbox.db.damaged").exists()
 
 
 async def test_a_text_that_cannot_be_decoded_costs_its_record(folder: Path) -> None:
-    kept = await filled(folder / "kept", random.Random(21), closed=True, count=6)
-    with contextlib.closing(sqlite3.connect(kept.folder / "outbox.db")) as connection, connection:
+    stored = await filled(folder / "kept", random.Random(21), closed=True, count=6)
+    with contextlib.closing(sqlite3.connect(stored.folder / "outbox.db")) as connection, connection:
         connection.execute(
             "UPDATE items SET principal = CAST(x'ff' AS TEXT) WHERE sequence = (SELECT min(sequence) FROM items)"
         )
-    lost, reason = await kept.check(lost_most=1)
+    lost, reason = await stored.check(lost_most=1)
     assert lost == 1
     assert "1 record could not be read" in reason
 
 
 async def test_an_interrupted_replacement_is_finished_or_restarted(folder: Path) -> None:
-    kept = await filled(folder / "kept", random.Random(15), closed=False, count=6)
+    original = await filled(folder / "kept", random.Random(15), closed=False, count=6)
     work, whole = folder / "work", folder / "whole"
-    shutil.copytree(kept.folder, work)
+    shutil.copytree(original.folder, work)
     outbox = Outbox(work / "outbox.db", clock=SimulatedClock())
     outbox.close()
     # The fresh one was whole, and the damaged one was set aside, when the power went; its log was still in its place.
-    shutil.copytree(kept.folder, whole)
+    shutil.copytree(original.folder, whole)
     (whole / "outbox.db").rename(whole / "outbox.db.damaged")
     shutil.copy(work / "outbox.db", whole / "outbox.db.fresh")
     copy = Kept(whole)
-    copy.promises, copy.answers = kept.promises, kept.answers
+    copy.promises, copy.answers = original.promises, original.answers
     assert await copy.check(lost_most=0) == (0, "")
     assert (whole / "outbox.db.damaged-wal").exists()
     # It was not: what was there of it is forgotten.
-    (kept.folder / "outbox.db.fresh").write_bytes(b"half of it")
-    assert await kept.check(lost_most=0) == (0, "")
-    assert not (kept.folder / "outbox.db.fresh").exists()
+    (original.folder / "outbox.db.fresh").write_bytes(b"half of it")
+    assert await original.check(lost_most=0) == (0, "")
+    assert not (original.folder / "outbox.db.fresh").exists()
 
 
 async def test_with_a_key_no_payload_is_on_the_disk(folder: Path) -> None:
@@ -395,9 +395,9 @@ async def test_the_right_key_after_a_wrong_one_overwrites_nothing(folder: Path) 
 
 @pytest.mark.parametrize("closed", [True, False])
 async def test_promises_of_an_unopened_outbox_are_counted(folder: Path, closed: bool) -> None:
-    kept = await filled(folder / "kept", random.Random(18), closed=closed, count=9)
-    path = kept.folder / "outbox.db"
-    before = {file: file.read_bytes() for file in kept.folder.iterdir()}
+    stored = await filled(folder / "kept", random.Random(18), closed=closed, count=9)
+    path = stored.folder / "outbox.db"
+    before = {file: file.read_bytes() for file in stored.folder.iterdir()}
 
     def refused() -> Seal:
         raise CapacityError("The disk is full.")
@@ -406,7 +406,7 @@ async def test_promises_of_an_unopened_outbox_are_counted(folder: Path, closed: 
     assert outbox.depth == 6
     assert outbox.size_bytes > 6 * 512
     # What may be damaged in the log is not taken over by looking.
-    assert {file: content for file in kept.folder.iterdir() if (content := file.read_bytes())} == before
+    assert {file: content for file in stored.folder.iterdir() if (content := file.read_bytes())} == before
     assert count_promises(folder / "nowhere") == (0, 0)
     assert not (folder / "nowhere").exists()
 

@@ -42,11 +42,11 @@ async def test_nothing_acknowledged_is_lost(tmp_path: Path, kill_after: int) -> 
     outbox = Outbox(path, OutboxSection(limit_items=1_000_000))
     try:
         found = await outbox.pending(1_000_000)
-        kept = {item.request.request_id for item in found}
-        assert set(acknowledged) <= kept
+        stored_ids = {item.request.request_id for item in found}
+        assert set(acknowledged) <= stored_ids
         assert outbox.depth == len(found)
         # What was on its way may be there too, but is then complete.
-        assert len(kept) <= len(acknowledged) + 8
+        assert len(stored_ids) <= len(acknowledged) + 8
         assert all(item.rows == (0, 2) and item.request.rows == 2 for item in found)
         answer = await outbox.answer(acknowledged[-1], "local")
         assert answer.answer.status is Status.PROVISIONAL

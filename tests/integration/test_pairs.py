@@ -25,10 +25,10 @@ _MODELS = Path(__file__).parents[2] / "models"
 
 
 def _evaluated(pair: str, shared_data: Path, tmp_path: Path, dataset: Dataset) -> Evaluation:
-    said: list[str] = []
+    warnings: list[str] = []
     spec = read_recipe(_MODELS / pair / "recipe.toml", shared_data / pair)
-    bundle = create_bundle(spec, tmp_path / pair, warn=said.append)
-    assert said == []
+    bundle = create_bundle(spec, tmp_path / pair, warn=warnings.append)
+    assert warnings == []
     return evaluate(bundle, dataset, variants=["all"])
 
 
@@ -36,12 +36,12 @@ def _tflite(file: Path, rows: list[Any]) -> Any:
     """argmax of each row, fed as the bytes that the model stores."""
     interpreter = Interpreter(str(file), num_threads=1)
     interpreter.allocate_tensors()
-    given, taken = interpreter.get_input_details()[0], interpreter.get_output_details()[0]
+    model_input, model_output = interpreter.get_input_details()[0], interpreter.get_output_details()[0]
     answers = []
     for row in rows:
-        interpreter.set_tensor(given["index"], row[None])
+        interpreter.set_tensor(model_input["index"], row[None])
         interpreter.invoke()
-        answers.append(interpreter.get_tensor(taken["index"])[0])
+        answers.append(interpreter.get_tensor(model_output["index"])[0])
     return np.array(answers)
 
 
@@ -114,8 +114,8 @@ def test_missing_background_class_is_detected(shared_data: Path, tmp_path: Path)
 
     edge, full = (replace(model, postprocess=()) for model in spec.edge)
     counted = replace(spec, labels=("background", *spec.labels), edge=(edge,), full=full)
-    said: list[str] = []
-    bundle = create_bundle(counted, tmp_path / "out", warn=said.append)
-    assert len(said) == 2
+    warnings: list[str] = []
+    bundle = create_bundle(counted, tmp_path / "out", warn=warnings.append)
+    assert len(warnings) == 2
     with pytest.raises(ConfigError, match=r"labels\.csv:2 calls 'canoe' label 472, but in the bundle it is label 473"):
         evaluate(bundle, open_dataset(folder / "dev", 5))

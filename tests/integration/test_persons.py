@@ -78,9 +78,9 @@ async def test_roles_decide_who_changes_and_who_approves(site: Site) -> None:
     assert refused.status_code == 403 and "ask for the role operator" in refused.text
     assert (await site.ask(operator, "POST", f"{WEBHOOKS_PATH}/ops/test")).status_code == 404
     assert (await site.ask(operator, "PATCH", "/fleet/v1/devices/cam-1", tags)).status_code == 200
-    made = (await site.ask(operator, "POST", ROLLOUTS, DEFINITION | {"approval": True})).json()
-    assert made["created_by"] == "operator@example.org via application:console"
-    approve = f"{ROLLOUTS}/{made['id']}/approve"
+    rollout = (await site.ask(operator, "POST", ROLLOUTS, DEFINITION | {"approval": True})).json()
+    assert rollout["created_by"] == "operator@example.org via application:console"
+    approve = f"{ROLLOUTS}/{rollout['id']}/approve"
     assert (await site.ask(operator, "POST", approve)).status_code == 403
     assert (await site.ask(operator, "DELETE", "/firstline/v1/contracts/digits/versions/1")).status_code == 403
     assert (await site.ask(approver, "POST", approve)).status_code == 200
@@ -97,8 +97,8 @@ async def test_roles_decide_who_changes_and_who_approves(site: Site) -> None:
 
 async def test_a_person_does_not_approve_the_own_rollout_with_any_key(site: Site) -> None:
     anna = person(Role.APPROVER)
-    made = (await site.ask(anna, "POST", ROLLOUTS, DEFINITION | {"approval": True})).json()
-    refused = await site.ask(anna, "POST", f"{ROLLOUTS}/{made['id']}/approve", key="ops")
+    rollout = (await site.ask(anna, "POST", ROLLOUTS, DEFINITION | {"approval": True})).json()
+    refused = await site.ask(anna, "POST", f"{ROLLOUTS}/{rollout['id']}/approve", key="ops")
     assert refused.status_code == 403 and "a second person" in refused.text
 
 
@@ -131,22 +131,22 @@ async def test_a_selector_limits_devices_and_rollouts(site: Site) -> None:
     assert (await site.ask(kiel, "GET", f"{AUDIT_PATH}?subject=device:cam-1")).status_code == 200
     own = DEFINITION | {"selector": "line=l1,site=kiel"}
     assert (await site.ask(kiel, "POST", f"{ROLLOUTS}/plan", own)).status_code == 200
-    made = await site.ask(kiel, "POST", ROLLOUTS, own)
-    assert made.status_code == 201
+    created = await site.ask(kiel, "POST", ROLLOUTS, own)
+    assert created.status_code == 201
     other = (await site.ask(None, "POST", ROLLOUTS, DEFINITION)).json()
     assert (await site.ask(kiel, "POST", f"{ROLLOUTS}/{other['id']}/abort")).status_code == 403
     for rest in ("", "/looks", "/devices"):
         assert (await site.ask(kiel, "GET", f"{ROLLOUTS}/{other['id']}{rest}")).status_code == 403
-        assert (await site.ask(kiel, "GET", f"{ROLLOUTS}/{made.json()['id']}{rest}")).status_code == 200
-    said = await site.ask(kiel, "GET", f"{AUDIT_PATH}?subject=rollout:{made.json()['id']}")
-    assert [one["action"] for one in said.json()["entries"]] == ["rollout.create"]
+        assert (await site.ask(kiel, "GET", f"{ROLLOUTS}/{created.json()['id']}{rest}")).status_code == 200
+    audit_log = await site.ask(kiel, "GET", f"{AUDIT_PATH}?subject=rollout:{created.json()['id']}")
+    assert [one["action"] for one in audit_log.json()["entries"]] == ["rollout.create"]
     assert (await site.ask(kiel, "GET", f"{AUDIT_PATH}?subject=rollout:{other['id']}")).status_code == 403
     assert (await site.ask(kiel, "GET", f"{AUDIT_PATH}?subject=rollout:other")).status_code == 404
     listed = (await site.ask(kiel, "GET", ROLLOUTS)).json()["rollouts"]
-    assert [one["id"] for one in listed] == [made.json()["id"]]
+    assert [one["id"] for one in listed] == [created.json()["id"]]
     page = (await site.ask(kiel, "GET", f"{ROLLOUTS}?limit=1")).json()  # `other` is newer
-    assert [one["id"] for one in page["rollouts"]] == [made.json()["id"]]
-    assert (await site.ask(kiel, "POST", f"{ROLLOUTS}/{made.json()['id']}/abort")).status_code == 200
+    assert [one["id"] for one in page["rollouts"]] == [created.json()["id"]]
+    assert (await site.ask(kiel, "POST", f"{ROLLOUTS}/{created.json()['id']}/abort")).status_code == 200
 
 
 async def test_a_start_aborts_no_unseen_rollout(site: Site) -> None:

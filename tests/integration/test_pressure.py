@@ -120,17 +120,17 @@ async def client_of(url: str, bundle: Bundle) -> AsyncIterator[Client]:
 @asynccontextmanager
 async def loaded(client: Client) -> AsyncIterator[Counter[str]]:
     """Three more ask meanwhile, without a pause, for new rows: what came of that. One that is lost ends the test."""
-    came: Counter[str] = Counter()
+    outcomes: Counter[str] = Counter()
     over = asyncio.Event()
 
     async def asks() -> None:
         while not over.is_set():
-            came[await client.new()] += 1
+            outcomes[await client.new()] += 1
 
     async with asyncio.TaskGroup() as group:
         for _ in range(3):
             group.create_task(asks())
-        yield came
+        yield outcomes
         over.set()
 
 
@@ -161,11 +161,11 @@ def refusals(folder: Path) -> set[str]:
     return {line["code"] for line in logged if line["event"] == "refused"}
 
 
-async def switched(folder: Path, *wanted: tuple[str, bool]) -> None:
+async def switched(folder: Path, *expected: tuple[str, bool]) -> None:
     """Returns once the decision log, which is written behind the answers, tells of these switches; and of no others."""
 
-    await until(lambda: len(switches(folder)) >= len(wanted), 60)
-    assert switches(folder) == list(wanted)
+    await until(lambda: len(switches(folder)) >= len(expected), 60)
+    assert switches(folder) == list(expected)
 
 
 @pytest.fixture
@@ -200,7 +200,7 @@ async def test_heat_degrades_then_sheds(tmp_path: Path) -> None:
     """A recorded board, through the margin and the limit and back, while several clients ask without a pause."""
     bundle = variant_bundle(tmp_path / "bundle")
     with hot_board(tmp_path / "board") as board, agent_process(tmp_path, settings(board.root)) as agent:
-        async with client_of(agent.url, bundle) as client, loaded(client) as came:
+        async with client_of(agent.url, bundle) as client, loaded(client) as outcomes:
             await client.wait_for("large")
             board.is_at(79)  # of 80
             await client.wait_for("small")
@@ -217,7 +217,7 @@ async def test_heat_degrades_then_sheds(tmp_path: Path) -> None:
             await switched(tmp_path, ("small", False), ("small", True), *UP)
             assert agent.process.poll() is None
     assert refusals(tmp_path) == {"shedding"}, "nothing else was refused"
-    assert set(came) == {"large", "medium", "small", "shedding"}, "each request had an answer, or was told to come back"
+    assert set(outcomes) == {"large", "medium", "small", "shedding"}, "each request was answered or shed"
 
 
 @pytest.mark.timeout(300)
@@ -232,12 +232,12 @@ async def test_agent_survives_memory_pressure_in_its_cgroup(tmp_path: Path, grou
                 assert all(rung["loaded"] for rung in (await client.status())["rungs"])
                 most_bytes = group.used_bytes()
                 hog.holds(max(0, LIMIT_MIB - most_bytes // MIB - 2 * RESERVE_MIB))
-                came: list[str] = []
-                while came[-1:] != ["shedding"]:
+                outcomes: list[str] = []
+                while outcomes[-1:] != ["shedding"]:
                     hog.holds(hog.held_mib + STEP_MIB)
                     await client.wait_for_reading()
-                    came.append(await client.wait_for("large", "medium", "small", "shedding"))
-                assert came[-2] == "small", "a cheaper variant first"
+                    outcomes.append(await client.wait_for("large", "medium", "small", "shedding"))
+                assert outcomes[-2] == "small", "a cheaper variant first"
                 assert (agent.process.poll(), group.kills()) == (None, 0)
                 assert most_bytes + hog.held_mib * MIB > LIMIT_MIB * MIB, "there was no room for this and all variants"
                 hog.holds(0)

@@ -29,13 +29,13 @@ RESULTS = "firstline/v1/device-1/results"
 
 async def test_promise_expires_without_links(tmp_path: Path) -> None:
     link = {"kind": "http", "url": f"http://127.0.0.1:{free_port()}"}
-    asked = request()
+    infer_request = request()
     async with EdgeAgent(edge_settings(tmp_path, links=[link])) as agent:
-        item = OutboxItem(asked, (0,), response(asked, Status.PROVISIONAL), SYSTEM_CLOCK.wall_s())
+        item = OutboxItem(infer_request, (0,), response(infer_request, Status.PROVISIONAL), SYSTEM_CLOCK.wall_s())
         await agent.outbox.put(item)
     async with EdgeAgent(edge_settings(tmp_path, outbox__max_age_s=0.05)) as agent:
         await until(lambda: agent.outbox.depth == 0)
-        answer = (await agent.outbox.answer(asked.request_id, "local")).answer
+        answer = (await agent.outbox.answer(infer_request.request_id, "local")).answer
     assert answer.status is Status.EXPIRED
 
 
@@ -50,8 +50,8 @@ class House:
     @contextlib.asynccontextmanager
     async def listening(self) -> AsyncIterator[Callable[[], list[str]]]:
         """Yields a function that returns the ids of the corrections heard."""
-        async with hearing(self.broker, RESULTS) as heard:
-            yield lambda: [mqtt_messages.read_response(message).answer.request_id for message in heard]
+        async with hearing(self.broker, RESULTS) as messages:
+            yield lambda: [mqtt_messages.read_response(message).answer.request_id for message in messages]
 
     @contextlib.asynccontextmanager
     async def announcing(self) -> AsyncIterator[Outbox]:
@@ -69,10 +69,10 @@ class House:
 
 
 async def corrected(outbox: Outbox) -> str:
-    asked = request()
-    await outbox.put(OutboxItem(asked, (0,), response(asked, Status.PROVISIONAL), SYSTEM_CLOCK.wall_s()))
-    await outbox.finish(asked.request_id, response(asked))
-    return asked.request_id
+    escalated = request()
+    await outbox.put(OutboxItem(escalated, (0,), response(escalated, Status.PROVISIONAL), SYSTEM_CLOCK.wall_s()))
+    await outbox.finish(escalated.request_id, response(escalated))
+    return escalated.request_id
 
 
 @pytest.fixture
@@ -84,19 +84,19 @@ def house(mosquitto: Broker, tmp_path: Path) -> House:
 async def test_correction_is_announced_after_broker_outages(house: House) -> None:
     process = house.broker._process
     async with house.announcing() as outbox:
-        async with house.listening() as heard:
+        async with house.listening() as announced_ids:
             process.send_signal(signal.SIGSTOP)
             while_hung = await corrected(outbox)
             await asyncio.sleep(0.5)  # longer than an announcement may take
-            assert heard() == []
+            assert announced_ids() == []
             process.send_signal(signal.SIGCONT)
-            await until(lambda: while_hung in heard())
+            await until(lambda: while_hung in announced_ids())
         house.broker.kill()
         while_away = await corrected(outbox)
         house.broker.start()
-        async with house.listening() as heard:
+        async with house.listening() as announced_ids:
             last = await corrected(outbox)
-            await until(lambda: {while_away, last} <= set(heard()))
+            await until(lambda: {while_away, last} <= set(announced_ids()))
 
 
 @pytest.mark.mosquitto
@@ -104,5 +104,5 @@ async def test_corrections_from_before_a_kill_are_announced_after_it(house: Hous
     outbox = Outbox(house.path, announcing=lambda: [Receiver.APPLICATIONS])
     before = await corrected(outbox)
     outbox.close()
-    async with house.listening() as heard, house.announcing():
-        await until(lambda: heard() == [before])
+    async with house.listening() as announced_ids, house.announcing():
+        await until(lambda: announced_ids() == [before])

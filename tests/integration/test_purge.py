@@ -85,9 +85,9 @@ async def test_encrypted_state_needs_its_key(tmp_path: Path) -> None:
     async with EdgeAgent(encrypted) as agent:  # it answers, but keeps nothing
         response = await agent.data_plane.infer_file("digits", scan())
         assert (response.answer.status, response.answer.durable) == (Status.FINAL, False)
-        said = [found["message"] for found in agent.operations.status()["problems"]]
-        assert len(said) == 2
-        assert all("encryption.key_file" in message for message in said)
+        messages = [found["message"] for found in agent.operations.status()["problems"]]
+        assert len(messages) == 2
+        assert all("encryption.key_file" in message for message in messages)
     key.write_text("cd" * 32)
     async with EdgeAgent(encrypted) as agent:  # another key: a fresh outbox next to it
         await ask(agent)
@@ -98,10 +98,10 @@ async def test_encrypted_state_needs_its_key(tmp_path: Path) -> None:
 async def test_old_results_are_deleted_without_an_outbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     state_dir, now_s = tmp_path / "state", time.time()
     monkeypatch.setattr(time, "time", lambda: now_s - 2 * 86_400)
-    kept = DiskCache(state_dir / "cache", limit_bytes=1 << 24, ttl_s=86_400)
+    cache = DiskCache(state_dir / "cache", limit_bytes=1 << 24, ttl_s=86_400)
     for number in range(250):
-        kept.put(b"%d" % number, b"what a model said the day before yesterday")
-    kept.close()
+        cache.put(b"%d" % number, b"what a model said the day before yesterday")
+    cache.close()
     monkeypatch.undo()
     (state_dir / "outbox").write_text("in the way")
     async with EdgeAgent(edge_settings(state_dir)) as agent:

@@ -67,9 +67,9 @@ async def replicas(client: httpx.AsyncClient) -> float:
     return sum(float(line.split()[-1]) for line in lines)
 
 
-async def until_replicas(client: httpx.AsyncClient, wanted: int) -> None:
+async def until_replicas(client: httpx.AsyncClient, count: int) -> None:
     async with asyncio.timeout(90):
-        while await replicas(client) != wanted:  # noqa: ASYNC110 (they are other processes)
+        while await replicas(client) != count:  # noqa: ASYNC110 (they are other processes)
             await asyncio.sleep(0.1)
 
 
@@ -132,8 +132,8 @@ async def test_model_with_batch_1_runs_row_by_row(tmp_path: Path, nodes: RayNode
             await until_replicas(client, 1)
 
             async def classify(part: Array) -> list[float]:
-                given = {"name": "x", "datatype": "FP32", "shape": list(part.shape), "data": part.tolist()}
-                reply = await client.post("/v2/models/small/infer", json={"inputs": [given]})
+                input_tensor = {"name": "x", "datatype": "FP32", "shape": list(part.shape), "data": part.tolist()}
+                reply = await client.post("/v2/models/small/infer", json={"inputs": [input_tensor]})
                 return reply.json()["outputs"][0]["data"]
 
             alone = [value for row in rows for value in await classify(row[None])]

@@ -62,11 +62,11 @@ async def test_recorded_http_requests_are_answered(tmp_path: Path) -> None:
 
 @pytest.mark.mosquitto
 async def test_recorded_mqtt_requests_are_answered(tmp_path: Path, mosquitto: Broker) -> None:
-    async with gateway_in(tmp_path, mosquitto) as (gateway, _), hearing(mosquitto, Topics("cam").response) as heard:
+    async with gateway_in(tmp_path, mosquitto) as (gateway, _), hearing(mosquitto, Topics("cam").response) as inbox:
         await wait_for_gauge(gateway, "firstline_gateway_mqtt_connected")
         _, writer = await asyncio.open_connection(mosquitto.host, mosquitto.port)
         writer.write((RECORDED / "mqtt.bin").read_bytes())
-        await until(lambda: bool(heard))
-        assert mqtt_messages.read_response(heard[0]).answer.status is Status.FINAL
+        await until(lambda: bool(inbox))
+        assert mqtt_messages.read_response(inbox[0]).answer.status is Status.FINAL
         writer.close()
         await writer.wait_closed()

@@ -174,22 +174,22 @@ async def test_the_device_finds_what_the_manifest_forbids(site: Site) -> None:
     assert (await site.agent.data_plane.infer(asked())).answer.tier is Tier.CLOUD
     before = site.computed
     for a in (SURE, UNSURE):
-        for fields, said in FORBIDDEN.values():
+        for fields, reason in FORBIDDEN.values():
             with pytest.raises(InvalidTensorError) as caught:
                 await site.agent.data_plane.infer(asked(a, **fields))
-            assert said in caught.value.message
+            assert reason in caught.value.message
     assert site.computed == before
 
 
 async def test_the_gateways_sentence_reaches_the_client_of_an_uncertain_answer(site: Site) -> None:
     async with httpx.AsyncClient(base_url=site.url) as http, calling(site.grpc_port) as call:
-        for fields, said in UNFIT.values():
+        for fields, reason in UNFIT.values():
             request = asked(UNSURE, **fields)
             reply = await post(http, request)
             assert (reply.status_code, reply.json()["code"]) == (400, "invalid_tensor")
-            assert said in reply.json()["error"]
+            assert reason in reply.json()["error"]
             status, sentence, _ = await refusal(call("ModelInfer", grpc_message(request)))
-            assert status == "INVALID_ARGUMENT" and said in sentence
+            assert status == "INVALID_ARGUMENT" and reason in sentence
 
 
 @pytest.mark.parametrize("site", ["http"], indirect=True)
@@ -201,14 +201,14 @@ async def test_an_answer_that_the_device_trusts_stays(site: Site) -> None:
 
 @pytest.mark.parametrize("site", ["http"], indirect=True)
 async def test_a_provisional_answer_expires_and_says_why_the_gateway_refused(site: Site) -> None:
-    for fields, said in UNFIT.values():
+    for fields, reason in UNFIT.values():
         request = asked(UNSURE, Wait.FIRST, **fields)
         first = (await site.agent.data_plane.infer(request)).answer
         assert (first.status, first.reason, first.refusal) == (Status.PROVISIONAL, Reason.REQUESTED, "")
 
-        async def ended(request_id: str = request.request_id, said: str = said) -> bool:
+        async def ended(request_id: str = request.request_id, reason: str = reason) -> bool:
             found = await site.agent.outbox.answer(request_id, "")
             answer = None if found is None else found.answer
-            return answer is not None and answer.status is Status.EXPIRED and said in answer.refusal
+            return answer is not None and answer.status is Status.EXPIRED and reason in answer.refusal
 
         await until(ended)

@@ -121,8 +121,8 @@ async def test_concurrent_pushes_all_succeed(begun: RegistrySite, tmp_path: Path
         with open_fleet(begun.url, begun.operator) as fleet:
             return push_bundle(keyring, fleet.registry, open_bundle(bundle), {}, begun.now_s())
 
-    made = await asyncio.gather(*(asyncio.to_thread(pushing, one.manifest.version, one.path) for one in bundles))
-    assert all(one.is_new for one in made)
+    pushes = await asyncio.gather(*(asyncio.to_thread(pushing, one.manifest.version, one.path) for one in bundles))
+    assert all(one.is_new for one in pushes)
     found = await begun.with_registry(lambda registry: [one.version for one in registry.bundles("digits")])
     assert found == [1, 2, 3, 4]
 
@@ -220,9 +220,9 @@ async def test_invalid_requests_are_refused(begun: RegistrySite) -> None:
     for method, path, content, status, code in INVALID:
         reply = await begun.client.request(method, path, content=content)
         assert reply.headers["content-type"] == "application/problem+json"
-        said = reply.json()
-        assert (reply.status_code, said["status"], said["code"]) == (status, status, code), (method, path, reply.text)
-        assert said["type"] == "about:blank" and said["title"] and said["detail"]
+        body = reply.json()
+        assert (reply.status_code, body["status"], body["code"]) == (status, status, code), (method, path, reply.text)
+        assert body["type"] == "about:blank" and body["title"] and body["detail"]
 
 
 async def test_refused_upload_leaves_nothing(tmp_path: Path) -> None:
@@ -283,15 +283,15 @@ async def test_registry_accepts_only_authorized_metadata(begun: RegistrySite, tm
     await refused(errors.ConflictError, "published since", targets.to_bytes())
 
     def signed(version: int, **changes: object) -> bytes:
-        made = roles.new_targets(dict(targets.signed.targets), version, begun.now_s())
-        for path, found in list(made.signed.targets.items()):
+        metadata = roles.new_targets(dict(targets.signed.targets), version, begun.now_s())
+        for path, found in list(metadata.signed.targets.items()):
             if path.endswith("full.onnx"):
                 copied = type(found).from_dict(found.to_dict(), path)
                 for name, value in changes.items():
                     setattr(copied, name, value)
-                made.signed.targets[path] = copied
-        roles.sign(made, keyring.targets_signers(root.signed))
-        return made.to_bytes()
+                metadata.signed.targets[path] = copied
+        roles.sign(metadata, keyring.targets_signers(root.signed))
+        return metadata.to_bytes()
 
     following = targets.signed.version + 1
     await refused(errors.RequestError, "which the registry has not", signed(following, hashes={"sha256": "1" * 64}))

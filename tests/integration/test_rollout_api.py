@@ -48,15 +48,15 @@ async def test_a_model_is_rolled_out_and_back(
     gateway: Gateway, cam: httpx.AsyncClient, operator: httpx.AsyncClient
 ) -> None:
     await report(cam, 1, 0, 1)
-    made = await operator.post(ROLLOUTS, json=DEFINITION)
-    assert made.status_code == 201 and made.json()["state"] == "approved"
-    one = f"{ROLLOUTS}/{made.json()['id']}"
-    await operator.post(f"{one}/start", headers={"If-Match": made.headers["etag"]})
+    created = await operator.post(ROLLOUTS, json=DEFINITION)
+    assert created.status_code == 201 and created.json()["state"] == "approved"
+    one = f"{ROLLOUTS}/{created.json()['id']}"
+    await operator.post(f"{one}/start", headers={"If-Match": created.headers["etag"]})
     await gateway.rollout_driver.drive()
-    wanted = await desired(cam)
-    assert wanted.models[0].version == 2 and wanted.models[0].rollout == made.json()["id"]
-    assert wanted.audits == ("digits",)
-    await report(cam, 2, wanted.revision, 2, Update("digits", 2, UpdateState.COMMITTED, rollout=made.json()["id"]))
+    document = await desired(cam)
+    assert document.models[0].version == 2 and document.models[0].rollout == created.json()["id"]
+    assert document.audits == ("digits",)
+    await report(cam, 2, document.revision, 2, Update("digits", 2, UpdateState.COMMITTED, rollout=created.json()["id"]))
     await gateway.rollout_driver.drive()
     found = (await operator.get(one)).json()
     assert found["state"] == "completed" and found["devices"] == {"done": 1}, found["sentence"]
@@ -65,9 +65,9 @@ async def test_a_model_is_rolled_out_and_back(
     assert [look["decision"] for look in looks] == ["promote"]
     assert (await operator.post(f"{one}/rollback")).json()["state"] == "rolling_back"
     await gateway.rollout_driver.drive()
-    wanted = await desired(cam)
-    assert wanted.models[0].undone
-    await report(cam, 3, wanted.revision, 1)
+    document = await desired(cam)
+    assert document.models[0].undone
+    await report(cam, 3, document.revision, 1)
     await gateway.rollout_driver.drive()
     assert (await operator.get(one)).json()["state"] == "rolled_back"
 
@@ -99,8 +99,8 @@ async def test_a_second_person_approves_and_a_newer_rollout_supersedes(
     gateway: Gateway, gateway_url: str, cam: httpx.AsyncClient, operator: httpx.AsyncClient
 ) -> None:
     await report(cam, 1, 0, 1)
-    made = (await operator.post(ROLLOUTS, json=DEFINITION | {"approval": True})).json()
-    one = f"{ROLLOUTS}/{made['id']}"
+    rollout = (await operator.post(ROLLOUTS, json=DEFINITION | {"approval": True})).json()
+    one = f"{ROLLOUTS}/{rollout['id']}"
     refused = await operator.post(f"{one}/start")
     assert refused.status_code == 400 and "approve" in refused.json()["detail"]
     assert (await operator.post(f"{one}/approve")).status_code == 403
@@ -112,7 +112,7 @@ async def test_a_second_person_approves_and_a_newer_rollout_supersedes(
     planned = msgspec.json.decode(
         (await operator.post(f"{ROLLOUTS}/plan?size_bytes=7", json=DEFINITION)).content, type=Plan
     )
-    assert planned.supersedes == (made["id"],) and planned.bytes == 7
+    assert planned.supersedes == (rollout["id"],) and planned.bytes == 7
     await operator.post(f"{ROLLOUTS}/{newer['id']}/start")
     await gateway.rollout_driver.drive()
     older = msgspec.json.decode((await operator.get(one)).content, type=RolloutSummary)
@@ -128,13 +128,13 @@ async def test_a_rollback_skips_a_version_withdrawn_meanwhile(
 
     async def bring(version: int) -> str:
         definition = DEFINITION | {"version": version, "manifest_sha256": str(version) * 64}
-        made: str = (await operator.post(ROLLOUTS, json=definition)).json()["id"]
-        await operator.post(f"{ROLLOUTS}/{made}/start")
+        rollout: str = (await operator.post(ROLLOUTS, json=definition)).json()["id"]
+        await operator.post(f"{ROLLOUTS}/{rollout}/start")
         await gateway.rollout_driver.drive()
-        done = Update("digits", version, UpdateState.COMMITTED, rollout=made)
+        done = Update("digits", version, UpdateState.COMMITTED, rollout=rollout)
         await report(cam, version + 1, (await desired(cam)).revision, version, done)
         await gateway.rollout_driver.drive()
-        return made
+        return rollout
 
     for version in (1,) if has_first else ():
         await bring(version)
@@ -145,16 +145,16 @@ async def test_a_rollback_skips_a_version_withdrawn_meanwhile(
         assert (await desired(cam)).models[0].version == 4, "a newer rollout has the device"
     await operator.post(f"{ROLLOUTS}/{fourth}/rollback")
     await gateway.rollout_driver.drive()
-    wanted = (await desired(cam)).models[0]
-    assert (wanted.version, wanted.undone) == ((1, False) if has_first else (4, True))
-    assert {"2" * 64, "3" * 64} <= set(wanted.withdrawn)
+    model = (await desired(cam)).models[0]
+    assert (model.version, model.undone) == ((1, False) if has_first else (4, True))
+    assert {"2" * 64, "3" * 64} <= set(model.withdrawn)
 
 
 async def test_a_command_for_an_older_revision_is_refused(operator: httpx.AsyncClient) -> None:
-    made = await operator.post(ROLLOUTS, json=DEFINITION)
-    one = f"{ROLLOUTS}/{made.json()['id']}"
+    created = await operator.post(ROLLOUTS, json=DEFINITION)
+    one = f"{ROLLOUTS}/{created.json()['id']}"
     await operator.post(f"{one}/start")
-    assert (await operator.post(f"{one}/abort", headers={"If-Match": made.headers["etag"]})).status_code == 409
+    assert (await operator.post(f"{one}/abort", headers={"If-Match": created.headers["etag"]})).status_code == 409
     assert (await operator.post(f"{one}/abort", headers={"If-Match": '"nonsense"'})).status_code == 409
     assert (await operator.post(f"{one}/abort", headers={"If-Match": "*"})).status_code == 200
 
@@ -181,8 +181,8 @@ async def test_invalid_definitions_and_commands_for_no_rollout_are_refused(opera
 
 
 async def test_the_audit_log_is_a_chain_with_a_signed_head(operator: httpx.AsyncClient) -> None:
-    made = (await operator.post(ROLLOUTS, json=DEFINITION)).json()
-    await operator.post(f"{ROLLOUTS}/{made['id']}/abort")
+    rollout = (await operator.post(ROLLOUTS, json=DEFINITION)).json()
+    await operator.post(f"{ROLLOUTS}/{rollout['id']}/abort")
     page = msgspec.json.decode((await operator.get("/fleet/v1/audit")).content, type=AuditPage)
     head = msgspec.json.decode((await operator.get("/fleet/v1/audit/head")).content, type=Head)
     assert [entry.action for entry in page.entries] == ["rollout.create", "rollout.abort"]
@@ -200,33 +200,33 @@ async def test_a_rollout_of_an_unsigned_version_does_not_start(tmp_path: Path) -
             ({"version": 3}, "list no digits version 3"),
             ({}, f"with the sha256 {entry['manifest_sha256']}"),
         ):
-            made = (await site.client.post(ROLLOUTS, json=DEFINITION | change)).json()
-            refused = await site.client.post(f"{ROLLOUTS}/{made['id']}/start")
+            rollout = (await site.client.post(ROLLOUTS, json=DEFINITION | change)).json()
+            refused = await site.client.post(f"{ROLLOUTS}/{rollout['id']}/start")
             assert refused.status_code == 409 and word in refused.json()["detail"], refused.text
-            assert (await site.client.get(f"{ROLLOUTS}/{made['id']}")).json()["state"] == "approved"
+            assert (await site.client.get(f"{ROLLOUTS}/{rollout['id']}")).json()["state"] == "approved"
         right = {"manifest_sha256": entry["manifest_sha256"]}
         planned = (await site.client.post(f"{ROLLOUTS}/plan", json=DEFINITION | right)).json()
         assert len([each for each in entry["variants"] if each["certificate"]]) == 3
         assert "at most 0.16: " in planned["false_aborts"] and "each of its 3 contracts" in planned["false_aborts"]
-        made = (await site.client.post(ROLLOUTS, json=DEFINITION | right)).json()
-        assert (await site.client.post(f"{ROLLOUTS}/{made['id']}/start")).json()["state"] == "running"
+        rollout = (await site.client.post(ROLLOUTS, json=DEFINITION | right)).json()
+        assert (await site.client.post(f"{ROLLOUTS}/{rollout['id']}/start")).json()["state"] == "running"
 
 
 async def test_evaluations_are_paged(gateway: Gateway, cam: httpx.AsyncClient, operator: httpx.AsyncClient) -> None:
     await report(cam, 1, 0, 1)
-    made = (await operator.post(ROLLOUTS, json=DEFINITION | {"bundle": "others"})).json()
+    rollout = (await operator.post(ROLLOUTS, json=DEFINITION | {"bundle": "others"})).json()
     looks = [Look(stage, look, 0.0, "hold", "time", "", ()) for stage in (0, 1) for look in (1, 2)]
     with gateway.store.database.begin() as connection:
         for look in looks:
-            records.add_look(connection, made["id"], look)
+            records.add_look(connection, rollout["id"], look)
     found: list[dict[str, Any]] = []
     after: str | None = ""
     while after is not None:
         params = {"limit": 3, **({"after": after} if after else {})}
-        page = (await operator.get(f"{ROLLOUTS}/{made['id']}/looks", params=params)).json()
+        page = (await operator.get(f"{ROLLOUTS}/{rollout['id']}/looks", params=params)).json()
         found, after = found + page["looks"], page["after"]
     assert [(look["stage"], look["look"]) for look in found] == [(0, 1), (0, 2), (1, 1), (1, 2)]
-    refused = await operator.get(f"{ROLLOUTS}/{made['id']}/looks", params={"after": "a"})
+    refused = await operator.get(f"{ROLLOUTS}/{rollout['id']}/looks", params={"after": "a"})
     assert refused.status_code == 400 and refused.json()["detail"]
 
 
@@ -236,12 +236,12 @@ async def test_an_alarm_aborts_the_rollout_of_its_version_and_refuses_the_next(
     await report(cam, 1, 0, 1)
     rules = {"promote_unseen": True}
     definition = DEFINITION | {"stages": [{"share": 1.0, "soak_s": 600}], "rules": rules}
-    made = (await operator.post(ROLLOUTS, json=definition)).json()
-    one = f"{ROLLOUTS}/{made['id']}"
+    rollout = (await operator.post(ROLLOUTS, json=definition)).json()
+    one = f"{ROLLOUTS}/{rollout['id']}"
     await operator.post(f"{one}/start")
     await gateway.rollout_driver.drive()
-    wanted = await desired(cam)
-    await report(cam, 2, wanted.revision, 2, Update("digits", 2, UpdateState.COMMITTED, rollout=made["id"]))
+    document = await desired(cam)
+    await report(cam, 2, document.revision, 2, Update("digits", 2, UpdateState.COMMITTED, rollout=rollout["id"]))
     alarmed = pool_of(20, KEY._replace(version=2), alarmed_s=1.8e9)
     await gateway.store.write(lambda connection: contract_records.replace_pool(connection, alarmed))
     await gateway.rollout_driver.drive()

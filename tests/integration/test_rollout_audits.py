@@ -65,9 +65,9 @@ class Fleet:
         await self.site.push(new)
         version, sha256 = new.manifest.version, manifest_sha256(new.path)
         found = Definition("small", version, sha256, (Stage(0.5, soak_s=1.0),), rules, held_back=0.0, silent_s=86_400.0)
-        made = await self.rollouts.create(found, BY)
-        await self.rollouts.command(made.id, Command.START, BY)
-        return made.id
+        rollout = await self.rollouts.create(found, BY)
+        await self.rollouts.command(rollout.id, Command.START, BY)
+        return rollout.id
 
     async def ask(self, name: str) -> None:
         """Asks a device for a new row; its edge model is sure of the answer."""
@@ -90,7 +90,7 @@ class Fleet:
 
     async def reported(self, *, audits: int) -> None:
         """Asks each device until it has reported an answer, and `audits` audits of the version that it runs."""
-        asked = Counter(dict.fromkeys(self.agents, 0))
+        requests = Counter(dict.fromkeys(self.agents, 0))
 
         async def enough() -> bool:
             with self.site.gateway.store.database.reading() as connection:
@@ -98,9 +98,9 @@ class Fleet:
             counts = {name: each.models[-1] for name, each in totals.items() if each.models}
             for name in self.agents:
                 rows, audited = (counts[name].rows, counts[name].audited) if name in counts else (0, 0)
-                if (rows == 0 or audited < audits) and rows >= asked[name]:
+                if (rows == 0 or audited < audits) and rows >= requests[name]:
                     await self.ask(name)
-                    asked[name] += 1
+                    requests[name] += 1
             return all(name in counts and counts[name].audited >= audits for name in self.agents)
 
         await until(enough, 60)
@@ -204,9 +204,9 @@ async def test_a_person_promotes_what_no_device_audits(tmp_path: Path) -> None:
         await fleet.reported(audits=0)
         for _ in range(12):
             await fleet.clock.advance(60.0)
-            held = await fleet.driven(rollout)
-        assert held.state == "running" and held.stage == 0
-        assert "No edge answer of edge was audited: audit.per_hour is 0 on 1 device." in held.sentence
+            driven = await fleet.driven(rollout)
+        assert driven.state == "running" and driven.stage == 0
+        assert "No edge answer of edge was audited: audit.per_hour is 0 on 1 device." in driven.sentence
         planned = await fleet.rollouts.plan(
             Definition("small", 2, "0" * 64, (Stage(0.5),), Rules(promote_unseen=True)), None
         )

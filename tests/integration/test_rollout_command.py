@@ -124,11 +124,11 @@ async def test_rollout_without_devices_gives_a_warning(site: FleetSite) -> None:
 async def test_a_start_warns_of_devices_that_audit_nothing(site: FleetSite) -> None:
     await site.device_says("cam", 1, audits_off="audit.per_hour")
     options = ("digits", "2", "--file", definition(site.folder), *OPTIONS)
-    held = (
+    warning = (
         "Warning: A stage whose edge answers are not audited is held, and audit.per_hour is 0 on 1 device. To promote"
     )
-    assert held in (await site("rollout", "plan", *options)).stdout.replace("\n", " ")
-    assert held in (await site("rollout", "create", *options)).stderr
+    assert warning in (await site("rollout", "plan", *options)).stdout.replace("\n", " ")
+    assert warning in (await site("rollout", "create", *options)).stderr
     ignoring = await site("rollout", "create", *options, "--ignore", "disagreement", "-o", "json")
     assert "not audited" not in ignoring.stderr
     assert json.loads(ignoring.stdout)["definition"]["rules"]["ignored"] == ["disagreement"]
@@ -188,8 +188,8 @@ async def test_fleet_is_braked_and_released(site: FleetSite) -> None:
 async def test_the_audit_log_is_verified_against_a_stored_head(site: FleetSite) -> None:
     head = site.folder / "head.json"
     await site("fleet", "brake", "--reason", "why")
-    kept = await site("audit", "verify", "--keep", str(head))
-    assert kept.stdout.startswith("1 entry, none changed"), kept.output
+    verified = await site("audit", "verify", "--keep", str(head))
+    assert verified.stdout.startswith("1 entry, none changed"), verified.output
     await site("fleet", "lift")
     again = await site("audit", "verify", "--head", str(head))
     assert "2 entries" in again.stdout and "contains the head" in again.stdout, again.output
@@ -211,8 +211,8 @@ async def test_the_audit_log_is_exported_and_verified_without_the_gateway(site: 
         assert "none changed; signed" in verified.stdout and "was not compared" in verified.stdout, verified.output
         key = json.loads(head_of(file).read_bytes())["public_key"]
         assert "leave out --file" in (await site("audit", "verify", "--file", str(file), "--keep", "x", code=2)).stderr
-        known = await site("audit", "verify", "--file", str(file), "--public-key", key)
-        assert "was not compared" not in known.stdout, known.output
+        by_known_key = await site("audit", "verify", "--file", str(file), "--public-key", key)
+        assert "was not compared" not in by_known_key.stdout, by_known_key.output
         wrong = await site("audit", "verify", "--file", str(file), "--public-key", "0" * 64, code=1)
         assert "Another key" in wrong.output, wrong.output
         file.write_text(file.read_text().replace("fleet.brake", "fleet.lift"))

@@ -69,9 +69,9 @@ def live(database: Database, fleet: dict[str, PretendedDevice], now_s: float) ->
     """The devices work for an hour, hear, report and count."""
     with database.begin() as connection:
         for device in fleet.values():
-            held = devices.find(connection, device.name)
+            record = devices.find(connection, device.name)
             device.live(1.0)
-            device.hear(held.desired if held is not None else Desired(0), now_s)
+            device.hear(record.desired if record is not None else Desired(0), now_s)
             devices.report(connection, device.name, device.reported, now_s, accept=True)
             totals.count(connection, device.name, device.telemetry, now_s, service_s=0)
 
@@ -99,8 +99,8 @@ async def test_crash_within_a_step_repeats_nothing(store: Store, monkeypatch: py
     async with replicas(store, clock) as (first, second):
         live(first.database, fleet, clock.wall_s())
         stages = Stage(0.5, per_minute=0.1, soak_s=HOUR_S), Stage(1.0, soak_s=HOUR_S)
-        made = await first.rollouts.create(definition(*stages, rules=Rules(promote_unseen=True)), OPS)
-        await first.rollouts.command(made.id, Command.START, OPS)
+        rollout = await first.rollouts.create(definition(*stages, rules=Rules(promote_unseen=True)), OPS)
+        await first.rollouts.command(rollout.id, Command.START, OPS)
         await first.driver.drive()
         for hour in range(60):
             await clock.advance(HOUR_S)
@@ -115,19 +115,19 @@ async def test_crash_within_a_step_repeats_nothing(store: Store, monkeypatch: py
             await second.driver.drive()
             live(second.database, fleet, clock.wall_s())
             await second.driver.drive()
-            before = standing(second, made.id)
+            before = standing(second, rollout.id)
             goes_on.set()
             await asyncio.gather(dying, done)
-            assert standing(second, made.id) == before, f"hour {hour}: the first carried out what it had seen"
+            assert standing(second, rollout.id) == before, f"hour {hour}: the first carried out what it had seen"
             await clock.advance(31.0)
-            if (await second.rollouts.get(made.id)).state == "completed":
+            if (await second.rollouts.get(rollout.id)).state == "completed":
                 break
-        ended = await second.rollouts.get(made.id)
+        ended = await second.rollouts.get(rollout.id)
         assert ended.state == "completed" and ended.devices == {"done": DEVICES}, ended.sentence
         assert {device.version for device in fleet.values()} == {NEW}
         with second.database.reading() as connection:
             entries = audit_log.page(connection, audit_log.EntryFilter(0), 1000)
-            looks = records.looks(connection, made.id, (-1, 0), 1000)
+            looks = records.looks(connection, rollout.id, (-1, 0), 1000)
         verify_log(entries)
         actions = Counter(entry.action for entry in entries)
         assert actions["rollout.stage"] == 3 and actions["rollout.promote"] == 2 and actions["rollout.completed"] == 1
@@ -148,12 +148,12 @@ async def test_one_of_two_simultaneous_rollouts_runs(store: Store) -> None:
     async with replicas(store, clock) as (first, second):
         live(first.database, pretended_population(4, 3), clock.wall_s())
         for _ in range(8):
-            made = [await each.rollouts.create(definition(Stage(1.0)), OPS) for each in (first, second)]
+            rollouts = [await each.rollouts.create(definition(Stage(1.0)), OPS) for each in (first, second)]
             await asyncio.gather(
-                first.rollouts.command(made[0].id, Command.START, OPS),
-                second.rollouts.command(made[1].id, Command.START, OPS),
+                first.rollouts.command(rollouts[0].id, Command.START, OPS),
+                second.rollouts.command(rollouts[1].id, Command.START, OPS),
             )
-            states = sorted([(await first.rollouts.get(each.id)).state for each in made])
+            states = sorted([(await first.rollouts.get(each.id)).state for each in rollouts])
             assert states == ["aborted", "running"]
 
 
@@ -206,26 +206,26 @@ async def test_late_joiner_takes_part_in_the_rollback(store: Store) -> None:
     async with replicas(store, clock) as (first, second):
         live(first.database, fleet, clock.wall_s())
         found = definition(Stage(1.0, soak_s=0.0), rules=Rules(ignored=tuple(FIGURES)), held_back=0.0)
-        made = await first.rollouts.create(found, OPS)
-        await first.rollouts.command(made.id, Command.START, OPS)
+        rollout = await first.rollouts.create(found, OPS)
+        await first.rollouts.command(rollout.id, Command.START, OPS)
         for _ in range(4):
             await first.driver.drive()
             await clock.advance(HOUR_S)
             live(first.database, fleet, clock.wall_s())
-        assert (await first.rollouts.get(made.id)).devices == {"done": 4}
+        assert (await first.rollouts.get(rollout.id)).devices == {"done": 4}
         fleet[late.name] = late
         for _ in range(4):
             await clock.advance(HOUR_S)
             live(first.database, fleet, clock.wall_s())
             await second.driver.drive()
-        assert (await first.rollouts.get(made.id)).devices == {"done": 5}
+        assert (await first.rollouts.get(rollout.id)).devices == {"done": 5}
         assert late.version == NEW
         with second.database.reading() as connection:
             entries = audit_log.page(connection, audit_log.EntryFilter(0), 100)
         assert [entry.details for entry in entries if entry.action == "rollout.join"] == [
             '{"devices":1,"names":["camera-00004"]}'
         ]
-        await first.rollouts.command(made.id, Command.ROLLBACK, OPS)
+        await first.rollouts.command(rollout.id, Command.ROLLBACK, OPS)
         await second.driver.drive()
         with second.database.reading() as connection:
             device = devices.find(connection, late.name)

@@ -96,8 +96,8 @@ async def test_both_tiers_answer_a_batch_row_by_row(tmp_path: Path, threshold: f
         async with serving_agent(settings) as (_, url):
 
             async def ask(tier: str, part: list[list[float]]) -> list[float]:
-                given = {"name": "x", "datatype": "FP32", "shape": [len(part), 4], "data": part}
-                reply = await client.post(f"{tier}/v2/models/small/infer", json={"inputs": [given]})
+                input_tensor = {"name": "x", "datatype": "FP32", "shape": [len(part), 4], "data": part}
+                reply = await client.post(f"{tier}/v2/models/small/infer", json={"inputs": [input_tensor]})
                 return reply.json()["outputs"][0]["data"]
 
             config = (await client.get(f"{gateway_url}/v2/models/small/config")).json()

@@ -47,8 +47,8 @@ def test_a_bundle_is_served_until_ctrl_c(tmp_path: Path, make: object, tiers: se
     try:
         ready = json.loads(serving.stdout.readline())
         assert {"agent", "gateway"} & set(ready) == tiers
-        asked = [str(picture) if part == "@FILE" else part for part in shlex.split(ready["curl"])]
-        assert asked[:3] == ["curl", "--data-binary", str(picture)]
+        curl_command = [str(picture) if part == "@FILE" else part for part in shlex.split(ready["curl"])]
+        assert curl_command[:3] == ["curl", "--data-binary", str(picture)]
         asking = ("infer", ready["model"], picture, "--url", ready["url"], "-o", "json", "--draw", tmp_path / "drawn")
         done = run_forked("firstline", *asking)
         assert done.returncode == 0, done.stderr

@@ -46,8 +46,8 @@ def ask_everything(running: Running) -> list[str]:
     found = []
     for tier, token in ((running.line.agent, API_TOKEN), (running.line.gateway, running.device_token)):
         with httpx.Client(base_url=tier.url) as http:
-            for said in (token, token + "x", token[:-1], f"{token} {token}", "Bearer", ""):
-                headers = {"Authorization": f"Bearer {said}".strip()}
+            for credential in (token, token + "x", token[:-1], f"{token} {token}", "Bearer", ""):
+                headers = {"Authorization": f"Bearer {credential}".strip()}
                 for method, path in (
                     ("GET", "/v2"),
                     ("GET", "/firstline/v1/status"),
@@ -103,11 +103,11 @@ def test_secrets_are_in_no_repr(tmp_path: Path) -> None:
     callers.write_text(f"app:{API_TOKEN}\n")
     token.write_text(API_TOKEN)
     link = LinkSection(kind="http", url="https://gateway.example.com", token_file=str(token))
-    said = [
+    objects = [
         *(link, HttpLink(link), MqttSettings("broker", username="me", password=API_TOKEN)),
         *(TokenAccess(parse_tokens(str(callers), "api.token_file")), Client("http://127.0.0.1:1", token=API_TOKEN)),
     ]
-    for value in said:
+    for value in objects:
         assert API_TOKEN not in repr(value) + str(value)
 
 

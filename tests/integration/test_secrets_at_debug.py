@@ -47,13 +47,13 @@ def _secret_file(file: Path, text: str) -> Path:
 
 @dataclass
 class Site:
-    """Processes of both tiers: `said` is all that they and commands printed, and how they were called."""
+    """Processes of both tiers: `outputs` is all that they and commands printed, and how they were called."""
 
     folder: Path
     postgresql: PostgreSql
     broker: Broker
     secret_files: set[Path] = field(default_factory=set)
-    said: list[str] = field(default_factory=list)
+    outputs: list[str] = field(default_factory=list)
     pids: list[int] = field(default_factory=list)
 
     @property
@@ -71,7 +71,7 @@ class Site:
 
     def command(self, tier: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
         done = run_forked(tier, *arguments, environ=ENVIRON, cwd=self.folder)
-        self.said.append(done.stdout + done.stderr)
+        self.outputs.append(done.stdout + done.stderr)
         return done
 
     @contextmanager
@@ -90,7 +90,7 @@ class Site:
             for one in (pid, *descendants(pid)):
                 for name in ("cmdline", "environ"):
                     try:
-                        self.said.append(Path(f"/proc/{one}/{name}").read_bytes().decode(errors="surrogateescape"))
+                        self.outputs.append(Path(f"/proc/{one}/{name}").read_bytes().decode(errors="surrogateescape"))
                     except OSError:  # it has ended
                         continue
 
@@ -157,12 +157,12 @@ def agent_toml(site: Site, url: str, name: str = "agent", *, broker: str = "pres
 
 
 def ask(site: Site, url: str, route: str) -> int:
-    picture = scans(100)[len(site.said) % 100]
+    picture = scans(100)[len(site.outputs) % 100]
     headers = {"X-Firstline-Route": route}
     reply = httpx.post(
         f"{url}/firstline/v1/models/digits/infer", content=picture, headers=headers, timeout=30, trust_env=False
     )
-    site.said.append(f"{reply.headers} {reply.text}")
+    site.outputs.append(f"{reply.headers} {reply.text}")
     return reply.status_code
 
 
@@ -170,15 +170,15 @@ def get(site: Site, url: str, *paths: str, verify: Path | None = None) -> None:
     context = ssl.create_default_context(cafile=verify) if verify is not None else True
     for path in paths:
         reply = httpx.get(f"{url}{path}", verify=context, timeout=30, trust_env=False)
-        site.said.append(f"{reply.headers} {reply.text}")
+        site.outputs.append(f"{reply.headers} {reply.text}")
 
 
 def test_nothing_quotes_a_secret_whatever_goes_wrong(site: Site) -> None:
     shutil.copytree(DIGITS, site.folder / "models" / "digits")
     gateway_config, authority = gateway_toml(site), site.folder / "identity" / "authorities.pem"
-    made = site.command("firstline_gateway", "key", "create", "ops", "--scope", "fleet", "--config", gateway_config)
-    fleet_key = made.stdout.strip()
-    assert made.returncode == 0, made.stderr
+    created = site.command("firstline_gateway", "key", "create", "ops", "--scope", "fleet", "--config", gateway_config)
+    fleet_key = created.stdout.strip()
+    assert created.returncode == 0, created.stderr
     with site.process("firstline_gateway", gateway_config) as gateway_url:
         context = ssl.create_default_context(cafile=authority)
         headers = {"Authorization": f"Bearer {fleet_key}"}
@@ -252,16 +252,16 @@ def test_nothing_quotes_a_secret_whatever_goes_wrong(site: Site) -> None:
         file = site.folder / "url.toml"
         file.write_text(f'[store]\nurl = "{url}"\n')
         refused = run_here("check", "--config", file)
-        site.said.append(refused.stdout + refused.stderr)
+        site.outputs.append(refused.stdout + refused.stderr)
         assert refused.returncode == 2, refused.stderr
         file.unlink()
 
     secrets = site.secrets
-    for text in site.said:
-        said = text.encode(errors="surrogateescape")
+    for text in site.outputs:
+        encoded = text.encode(errors="surrogateescape")
         for secret in secrets:
-            assert secret not in said, text[:2000]
-    assert len(site.said) > 40
+            assert secret not in encoded, text[:2000]
+    assert len(site.outputs) > 40
     read = 0
     for path in sorted(site.folder.rglob("*")):
         if path.is_file() and path not in site.secret_files and path != device:

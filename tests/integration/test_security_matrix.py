@@ -55,7 +55,7 @@ class Caller:
 
 
 @dataclass
-class Room:
+class CalledSite:
     """A gateway, and everybody who calls it, each on a connection of its own."""
 
     site: TlsSite
@@ -88,7 +88,7 @@ class Room:
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def room(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Room]:
+async def called_site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[CalledSite]:
     folder = tmp_path_factory.mktemp("matrix")
     async with tls_site(folder / "site", registry__blobs=str(folder / "registry")) as found:
         authority = found.gateway.identity.folder.open().active
@@ -151,26 +151,26 @@ async def room(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Room]:
             for who, caller in callers.items():
                 client = httpx.AsyncClient(base_url=found.url, verify=caller.tls, headers=caller.headers)
                 clients[who] = await opened.enter_async_context(client)
-            yield Room(found, callers, clients)
+            yield CalledSite(found, callers, clients)
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_every_route_is_in_the_table(room: Room) -> None:
-    described = room.site.gateway.control_plane().openapi()["paths"]
+async def test_every_route_is_in_the_table(called_site: CalledSite) -> None:
+    described = called_site.site.gateway.control_plane().openapi()["paths"]
     served = {f"{method.upper()} {path}" for path, methods in described.items() for method in methods}
     assert served == set(ROUTES) - {"GET /openapi.json"}
-    assert set(COLUMNS) == set(room.callers)
+    assert set(COLUMNS) == set(called_site.callers)
 
 
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("route", ROUTES)
-async def test_routes_match_the_table(room: Room, route: str) -> None:
-    assert [await room.ask(who, route) for who in COLUMNS] == ROUTES[route]
+async def test_routes_match_the_table(called_site: CalledSite, route: str) -> None:
+    assert [await called_site.ask(who, route) for who in COLUMNS] == ROUTES[route]
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_refusal_names_the_needed_credentials(room: Room) -> None:
-    refused = await room.clients["anonymous"].post("/v2/models/digits/infer")
+async def test_refusal_names_the_needed_credentials(called_site: CalledSite) -> None:
+    refused = await called_site.clients["anonymous"].post("/v2/models/digits/infer")
     assert refused.status_code == 401
     assert "needs an API key, or a device's certificate" in refused.json()["error"]
 

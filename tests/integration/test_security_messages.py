@@ -35,9 +35,9 @@ async def gateway(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Tls
 async def hears_nothing(device: MqttDevice) -> bool:
     """But what it asks itself, twice in turn: whatever was on its way before would have come by then."""
     for shade in (1, 2):
-        asked = request(shade)
-        answer = (await device.ask(device.publication(asked))).answer
-        if answer is None or answer.request_id != asked.request_id:
+        infer_request = request(shade)
+        answer = (await device.ask(device.publication(infer_request))).answer
+        if answer is None or answer.request_id != infer_request.request_id:
             return False
     return device.got.empty()
 
@@ -55,8 +55,8 @@ async def device(gateway: TlsSite, folder: Path, name: str) -> AsyncIterator[Mqt
 
 def request(shade: int, **changes: object) -> InferRequest:
     image = np.array([encode(np.full((8, 8), shade, np.uint8))], dtype=np.object_)
-    made = InferRequest("digits", (Tensor("image", image),), new_request_id(), binary_output=True)
-    return replace(made, **changes)  # type: ignore[arg-type]
+    infer_request = InferRequest("digits", (Tensor("image", image),), new_request_id(), binary_output=True)
+    return replace(infer_request, **changes)  # type: ignore[arg-type]
 
 
 def outputs(response: InferResponse) -> list[float]:
@@ -83,10 +83,10 @@ async def test_broker_refuses_requests_in_another_name(gateway: TlsSite, tmp_pat
 
 async def test_replayed_requests_are_answered_to_their_sender(gateway: TlsSite, tmp_path: Path) -> None:
     async with device(gateway, tmp_path, "a3") as a, device(gateway, tmp_path, "b3") as b:
-        asked = request(30)
-        first = await a.ask(a.publication(asked))
-        assert outputs(await a.ask(a.publication(asked))) == outputs(first)
-        answered = await b.ask(b.publication(asked))
+        infer_request = request(30)
+        first = await a.ask(a.publication(infer_request))
+        assert outputs(await a.ask(a.publication(infer_request))) == outputs(first)
+        answered = await b.ask(b.publication(infer_request))
         assert answered.answer is not None
         assert await hears_nothing(a)
 

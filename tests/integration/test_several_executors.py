@@ -100,10 +100,10 @@ class Asking:
                 await asyncio.sleep(0.05)
 
     async def more(self, count: int) -> None:
-        wanted = self.count + count
+        target = self.count + count
 
         async def come() -> bool:
-            return self.count >= wanted
+            return self.count >= target
 
         await self.until(come)
 

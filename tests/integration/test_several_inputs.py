@@ -103,18 +103,18 @@ async def test_a_request_with_the_edge_models_inputs_stays_on_the_device(site: t
 
 
 @pytest.mark.parametrize(
-    ("names", "fields", "said"),
+    ("names", "fields", "message"),
     [
         (("b", "c"), {}, "takes the inputs 'a', 'b', 'c' ('a' at least), each once; the request has: 'b', 'c'."),
         (("a", "a"), {}, "each once; the request has: 'a', 'a'."),
     ],
 )
 async def test_other_inputs_are_refused_with_the_list(
-    site: tuple[EdgeAgent, Gateway], names: tuple[str, ...], fields: Any, said: str
+    site: tuple[EdgeAgent, Gateway], names: tuple[str, ...], fields: Any, message: str
 ) -> None:
     with pytest.raises(InvalidTensorError) as caught:
         await site[0].data_plane.infer(asked(*names, **fields))
-    assert said in caught.value.message
+    assert message in caught.value.message
 
 
 async def test_an_unknown_name_and_rows_that_differ_are_refused(site: tuple[EdgeAgent, Gateway]) -> None:

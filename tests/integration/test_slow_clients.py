@@ -81,11 +81,11 @@ async def test_slow_requests_are_cut_off(name: str, tmp_path: Path) -> None:
 async def test_head_timeout_does_not_limit_the_answer(tmp_path: Path) -> None:
     gateway, executor = gated_gateway(tmp_path)
     async with serving(gateway, limits=SHORT) as url, httpx.AsyncClient(base_url=url) as client:
-        asked = asyncio.create_task(client.post(V2, content=BODY))
+        task = asyncio.create_task(client.post(V2, content=BODY))
         await until(lambda: executor.held)
         await asyncio.sleep(2 * TIMEOUT_S)  # longer than a head may take
         executor.release()
-        assert (await asked).status_code == 200
+        assert (await task).status_code == 200
 
 
 async def test_slow_body_is_cut_off_and_others_are_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,11 +93,11 @@ async def test_slow_body_is_cut_off_and_others_are_answered(tmp_path: Path, monk
     gateway, executor = gated_gateway(tmp_path)
     async with serving(gateway) as url, connected(url) as (reader, writer), httpx.AsyncClient(base_url=url) as client:
         writer.write(f"POST {V2} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 999999\r\n\r\n".encode() + b"a" * 100)
-        asked = asyncio.create_task(client.post(V2, content=BODY))
+        task = asyncio.create_task(client.post(V2, content=BODY))
         async with asyncio.timeout(10):
             await until(lambda: executor.held)
             executor.release()
-            assert (await asked).status_code == 200
+            assert (await task).status_code == 200
             head = await reader.readuntil(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 504")
     assert gateway.bodies.held_bytes == 0
@@ -119,20 +119,20 @@ async def test_slow_body_is_cut_off(name: str, path: str, monkeypatch: pytest.Mo
 def test_one_client_may_not_take_all_room_for_bodies() -> None:
     budget = BodyBudget(100, fair=True)
 
-    def take(held: ExitStack, principal: str, *sizes: int) -> None:
-        take_bytes = held.enter_context(budget.share(principal))
+    def take(stack: ExitStack, principal: str, *sizes: int) -> None:
+        take_bytes = stack.enter_context(budget.share(principal))
         for size in sizes:
             take_bytes(size)
 
-    with ExitStack() as held:
-        take(held, "greedy", 30, 20)
+    with ExitStack() as stack:
+        take(stack, "greedy", 30, 20)
         with pytest.raises(QueueFullError, match="hold 50 bytes, and 50 are free"):
-            take(held, "greedy", 1)
-        take(held, "polite", 25)
+            take(stack, "greedy", 1)
+        take(stack, "polite", 25)
         with pytest.raises(QueueFullError, match="hold 25 bytes, and 25 are free"):
-            take(held, "polite", 1)
-    with ExitStack() as held:
-        take(held, "greedy", 50)  # all was given back
+            take(stack, "polite", 1)
+    with ExitStack() as stack:
+        take(stack, "greedy", 50)  # all was given back
 
 
 @pytest.mark.parametrize("name", ["agent", "gateway"])

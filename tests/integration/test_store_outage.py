@@ -39,10 +39,10 @@ async def line(url: str) -> AsyncIterator[tuple[Gateway, httpx.AsyncClient]]:
 
 async def refused_but_serving(gateway: Gateway, client: httpx.AsyncClient, seed: int) -> None:
     """Inference goes on; a delivery is to come again; and the gateway says so."""
-    asked = delivery(seed)
-    live = replace(asked, promised=False)
+    request = delivery(seed)
+    live = replace(request, promised=False)
     read(await post(client, live))
-    reply = await post(client, asked)
+    reply = await post(client, request)
     assert (reply.status_code, reply.json()["code"]) == (503, "store_unavailable"), reply.text
     assert int(reply.headers["Retry-After"]) >= 1
     assert "://" not in reply.text, "callers do not see the database's address"
@@ -58,11 +58,11 @@ def store_up(gateway: Gateway) -> float | None:
 
 
 async def recovers(gateway: Gateway, client: httpx.AsyncClient, seed: int) -> None:
-    asked = delivery(seed)
+    request = delivery(seed)
     async with asyncio.timeout(20):
-        while (reply := await post(client, asked)).status_code == 503:  # noqa: ASYNC110 (a device asks again, too)
+        while (reply := await post(client, request)).status_code == 503:  # noqa: ASYNC110 (a device asks again, too)
             await asyncio.sleep(0.1)
-    assert same(read(reply), read(await post(client, asked)))
+    assert same(read(reply), read(await post(client, request)))
     assert store_up(gateway) == 1
 
 
@@ -235,10 +235,10 @@ async def test_silent_database_blocks_no_thread(
         gateway = await asyncio.to_thread(open_gateway, found)
         async with serving(gateway) as address, httpx.AsyncClient(base_url=address, timeout=20) as client:
             await network.become(Network(stalled=True))
-            asked = {"secret": "guess", "csr": csr(ec.generate_private_key(ec.SECP256R1()))}
+            body = {"secret": "guess", "csr": csr(ec.generate_private_key(ec.SECP256R1()))}
             async with asyncio.timeout(10):
                 replies = await asyncio.gather(
-                    *(client.post(ENROL_PATH, json=asked) for _ in range(40)),
+                    *(client.post(ENROL_PATH, json=body) for _ in range(40)),
                     *(client.get("/v2", headers={"Authorization": "Bearer guess"}) for _ in range(10)),
                 )
             assert {reply.json()["code"] for reply in replies} == {"store_unavailable"}

@@ -57,16 +57,16 @@ MISPLACED = [
 
 
 async def test_a_profile_of_another_place_is_refused(operator: httpx.AsyncClient) -> None:
-    for path, content, status, says in MISPLACED:
+    for path, content, status, detail in MISPLACED:
         refused = await operator.put(path, content=content)
-        assert refused.status_code == status and says in refused.json()["detail"], (path, refused.text)
+        assert refused.status_code == status and detail in refused.json()["detail"], (path, refused.text)
         assert (await operator.get(PROFILES_PATH)).json()["profiles"] == []
 
 
 async def test_pages_are_followed_and_wrong_cursors_refused(operator: httpx.AsyncClient) -> None:
     for version in (1, 2, 10):
-        made = profile(1.0, version=version)
-        assert (await operator.put(profile_path("digits", version, "bench"), content=encode(made))).is_success
+        new_profile = profile(1.0, version=version)
+        assert (await operator.put(profile_path("digits", version, "bench"), content=encode(new_profile))).is_success
     after, versions = "", []
     while after is not None:
         page = (await operator.get(PROFILES_PATH, params={"limit": 2, "after": after, "bundle": "digits"})).json()
@@ -110,8 +110,8 @@ async def test_a_stored_profile_shows_its_pareto_front(run: Command, operator: h
     manifest = open_bundle(DIGITS).manifest
     points = tuple(point(1.0 + at, variant=one.id, digest=one.digest) for at, one in enumerate(manifest.models))
     for machine, accuracy in (("bench", {}), ("knows", accuracies(manifest))):
-        made = encode(replace(profile(machine=machine), points=points, accuracy=accuracy))
-        assert (await operator.put(profile_path("digits", 1, machine), content=made)).is_success
+        content = encode(replace(profile(machine=machine), points=points, accuracy=accuracy))
+        assert (await operator.put(profile_path("digits", 1, machine), content=content)).is_success
     shown = (await run("profile", "get", DIGITS, "1", "bench")).stdout
     assert " % +" in shown and "on the Pareto front" in shown
     assert "on the Pareto front" in (await run("profile", "get", "digits", "1", "knows")).stdout
@@ -121,8 +121,8 @@ async def test_a_prediction_uses_a_stored_profile(
     run: Command, operator: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for version, ms in ((1, 1.0), (2, 2.0)):
-        made = encode(replace(profile(ms), version=version))
-        assert (await operator.put(profile_path("digits", version, "bench"), content=made)).is_success
+        content = encode(replace(profile(ms), version=version))
+        assert (await operator.put(profile_path("digits", version, "bench"), content=content)).is_success
     monkeypatch.setenv("FIRSTLINE_TOKEN", operator.headers["Authorization"].removeprefix("Bearer "))
     found = await asyncio.to_thread(load_profile, "digits/2/bench", GatewayOptions(str(operator.base_url)))
     assert found.version == 2
@@ -131,14 +131,14 @@ async def test_a_prediction_uses_a_stored_profile(
 
 
 async def test_a_missing_stored_profile_is_one_sentence(run: Command) -> None:
-    for named, says in (
+    for named, message in (
         ("digits/3/bench", "There is no stored profile of digits version 3 on bench"),
         ("digits/bench", "There is no file digits/bench; check the path, or name a stored profile as BUNDLE/VERSION"),
         ("digits/0/bench", "There is no file digits/0/bench; check the path"),
         ("a b", "There is no file a b; check the path"),
         ("bench.json", "There is no profile at bench.json"),
     ):
-        refused = await run("profile", "predict", named, "edge=1", code=1 if "stored profile of" in says else 2)
-        assert says in " ".join(refused.output.split())
+        refused = await run("profile", "predict", named, "edge=1", code=1 if "stored profile of" in message else 2)
+        assert message in " ".join(refused.output.split())
     alone = await run("profile", "predict", "digits/3/bench", "edge=1", "--gateway", "", code=2)
     assert "and no gateway is named" in " ".join(alone.output.split())

@@ -44,13 +44,13 @@ def config(tmp_path: Path, state: Path) -> Path:
 def updated(config: Path, state: Path, tmp_path: Path) -> None:
     """The fleet has brought version 2, and it has stayed."""
     registry = Registry(random.Random(1))
-    wanted = registry.add(bundle_at(tmp_path / "two", 2), "r1")
+    model = registry.add(bundle_at(tmp_path / "two", 2), "r1")
 
     async def update() -> None:
         device = Device(state, registry, HastyClock())
         device.setup = tmp_path / "setup" / NAME
         device.start()
-        device.updater.receive([wanted])
+        device.updater.receive([model])
         await device.run()
         assert device.installed.record.state is UpdateState.COMMITTED
 
