@@ -395,7 +395,7 @@ def other_contract_sentence(result: CertificationResult, terms: Terms, *, graded
 def _threshold_sentence(
     result: CertificationResult, promise: str, needed: str, bounded: str, in_words: Callable[[float], str]
 ) -> str:
-    """Returns the threshold that keeps a promise, with the upper bound of what it bounds, or what a proof needs."""
+    """Returns at which threshold a promise is proved, and the upper bound; without a proof, what it needs."""
     if result.threshold is None or result.risk_upper is None:
         return f"Not certified on {result.n} rows that {promise}; escalate everything. {needed}"
     return (

@@ -108,7 +108,7 @@ class Keyring:
         first = roles.new_targets({}, 1, now_s)
         roles.sign(first, [targets])
         self.keep_targets(first)
-        self._write(self.anchor.name, root.to_bytes())  # the last: with it, there are keys
+        self._write(self.anchor.name, root.to_bytes())  # last: from then on there are keys
         return [*(file for _, file in keys), targets_file]
 
     def roots(self) -> dict[int, Path]:

@@ -128,14 +128,14 @@ def _classifier(role: str, reading: Reading, labels: tuple[str, ...], *, backgro
         either = Choice("decoder", (first, last), known=False)
         why = "its first or its last output is a background class, which is dropped"
         return reading.noted(why, decoder=first, choices=(either, *reading.choices))
-    raise _other_number(role, f"{reading.classes} outputs", labels, "one per line")
+    raise _wrong_number(role, f"{reading.classes} outputs", labels, "one per line")
 
 
 def _segmentation(role: str, reading: Reading, labels: tuple[str, ...]) -> Reading:
     """Returns a segmentation's reading: its classes are the labels."""
     if reading.classes in (0, len(labels)):
         return reading
-    raise _other_number(role, f"{reading.classes} classes", labels, "the background included, one per line")
+    raise _wrong_number(role, f"{reading.classes} classes", labels, "the background included, one per line")
 
 
 def _detector(role: str, reading: Reading, labels: tuple[str, ...]) -> Reading:
@@ -164,12 +164,13 @@ def _detector(role: str, reading: Reading, labels: tuple[str, ...]) -> Reading:
         return reading
     if reading.classes in (90, 91) and labels == COCO:
         return reading.noted(f"its {reading.classes} classes are COCO's ids", class_map=f"coco{reading.classes}")
-    raise _other_number(role, f"{reading.classes} classes", labels, "one per line")
+    raise _wrong_number(role, f"{reading.classes} classes", labels, "one per line")
 
 
-def _other_number(role: str, has: str, labels: Sequence[str], how: str) -> ConfigError:
+def _wrong_number(role: str, found: str, labels: Sequence[str], form: str) -> ConfigError:
+    """Returns the error about a model with another number of classes than labels; `form` is that of the file."""
     return ConfigError(
-        f"The {role} model has {has} and there are {len(labels)} labels; give the labels of the model, {how}, with "
+        f"The {role} model has {found} and there are {len(labels)} labels; give the labels of the model, {form}, with "
         "--labels FILE."
     )
 

@@ -29,7 +29,7 @@ FAMILIES_OF_IMAGES = (
 )
 """Families whose models take images. Each function yields its readings of a model, none for one of another family."""
 
-FAMILIES = (answers.classifier, answers.binary, answers.regression, answers.anomaly)
+FAMILIES_OF_ANY_INPUT = (answers.classifier, answers.binary, answers.regression, answers.anomaly)
 """Families whose models take whatever the data hold."""
 
 
@@ -45,6 +45,6 @@ def recognise(file: ModelFile, raw: Arrays | None = None, near: Surroundings = S
     if start is None:
         return []
     outputs = [Output.of(spec, None if raw is None else raw.get(spec.name)) for spec in file.outputs]
-    families = FAMILIES if start.inputs.size is None else (*FAMILIES_OF_IMAGES, *FAMILIES)
+    families = FAMILIES_OF_ANY_INPUT if start.inputs.size is None else (*FAMILIES_OF_IMAGES, *FAMILIES_OF_ANY_INPUT)
     found = [reading for family in families for reading in family(file, start, outputs)]
     return sorted(found, key=lambda reading: -reading.sure)

@@ -118,7 +118,7 @@ def test_wrong_usage_prints_one_sentence_and_exits_2(arguments: list[object], sa
     ],
 )
 def test_a_path_that_the_system_refuses_is_named(arguments: list[object]) -> None:
-    """As one in a folder that this user may not enter, which root may."""
+    """As a folder that this user may not enter would be; root, who may run this test, enters any."""
     path = "a" * 300
     refusal = run(*arguments, path, code=2).stderr
     assert path in refusal and "File name too long" in refusal
