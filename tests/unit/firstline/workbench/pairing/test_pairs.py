@@ -19,6 +19,8 @@ from firstline.workbench.pairing.specification import PairSpec
 from firstline.workbench.step_syntax import spell
 from firstline_core.errors import ConfigError
 from firstline_core.runtime.select import RuntimeOptions
+from firstline_core.tasks.anomaly import Anomaly
+from firstline_core.tasks.base import Task
 from firstline_core.tasks.regression import Regression
 
 OPTIONS = RuntimeOptions()
@@ -227,8 +229,16 @@ def test_rows_without_a_group_decide_independently(tmp_path: Path) -> None:
     assert "" in deciding.clusters and "" in rest.clusters
 
 
-@pytest.mark.parametrize(("output", "labels"), [("price", [-1.5, 2.5, 0.5]), ("score", [0, 1, 0])])
-def test_rows_with_labels_decide_first(tmp_path: Path, output: str, labels: list[float]) -> None:
+@pytest.mark.parametrize(
+    ("output", "labels", "task", "threshold"),
+    [
+        ("price", [-1.5, 2.5, 0.5], Regression(("label",), absolute=0.5), "0"),
+        ("score", [0, 1, 0], Anomaly(("normal", "anomaly")), "1.5:above"),
+    ],
+)
+def test_rows_with_labels_decide_first(
+    tmp_path: Path, output: str, labels: list[float], task: Task, threshold: str
+) -> None:
     multiply = [helper.make_node("MatMul", ["x", "w"], [output])]
     float_graph(tmp_path / "m.onnx", multiply, {"x": ["n", 1]}, {output: ["n", 1]}, w=np.ones((1, 1), np.float32))
     rows = [{"x": [float(value)], "label": None} for value in np.random.default_rng(0).normal(size=57)]
@@ -237,4 +247,4 @@ def test_rows_with_labels_decide_first(tmp_path: Path, output: str, labels: list
     spec = PairSpec({"full": tmp_path / "m.onnx"}, tmp_path / "out", budget_s=0)  # few rows run
     options = RuntimeOptions()
     pair = read_pair(spec, read_files(spec, options), open_dataset(tmp_path / "rows.jsonl"), options)
-    assert pair.task == Regression(("label",), absolute=0.5) or pair.models["full"].threshold.startswith("1.5:above")
+    assert pair.task == task and pair.models["full"].threshold.startswith(threshold)
