@@ -220,7 +220,7 @@ def draft_of(
         spec.out.mkdir(parents=True, exist_ok=True)
         if task.labels:
             (spec.out / "labels.txt").write_text("\n".join(task.labels) + "\n", encoding="utf-8")
-        recipe.write_text(text, encoding="utf-8")
+        recipe.write_text(text, encoding="utf-8", errors="surrogateescape")
         folder = TemporaryDirectory(prefix=f".{BUNDLE}.", dir=spec.out)
     with folder as place:
         yield create_bundle(replace(read_recipe(recipe), recipe=None), Path(place) / BUNDLE, warn=warn, options=options)

@@ -6,6 +6,7 @@ import json
 import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -16,6 +17,9 @@ from firstline_core.tasks import AnyTask
 from firstline_core.tasks.classification import Classification
 
 _WIDTH = 110
+
+# TOML reads JSON's values, but not its escapes of characters beyond U+FFFF.
+_toml = partial(json.dumps, ensure_ascii=False)
 
 
 def recipe_text(
@@ -33,7 +37,7 @@ def recipe_text(
     lines = [
         "# Written by `firstline pair`. Comments say what was assumed; after a change, run:",
         f"# firstline bundle create --recipe recipe.toml --out bundle  # {name}",
-        f"name = {json.dumps(name)}",
+        f"name = {_toml(name)}",
         "version = 1",
     ]
     fields = msgspec.to_builtins(task)
@@ -44,7 +48,7 @@ def recipe_text(
     for role, (file, reading) in models.items():
         lines += ["", *_model(role, file, reading)]
     threshold = "1" if len(models) > 1 else "0"
-    lines += ["", "[policy]", f"score = {json.dumps(score)}", f"threshold = {threshold}", ""]
+    lines += ["", "[policy]", f"score = {_toml(score)}", f"threshold = {threshold}", ""]
     return "\n".join(lines)
 
 
@@ -65,7 +69,7 @@ def _inputs(feeds: Sequence[Feed]) -> Iterator[str]:
 def _table(kind: str, fields: Mapping[str, object]) -> Iterator[str]:
     """Yields the table of a task; a classifier has none."""
     if kind != Classification.kind:
-        yield from ("", f"[{kind}]", *(f"{name} = {json.dumps(value)}" for name, value in fields.items()))
+        yield from ("", f"[{kind}]", *(f"{name} = {_toml(value)}" for name, value in fields.items()))
 
 
 def _model(role: str, file: Path, reading: Reading) -> Iterator[str]:
@@ -74,14 +78,14 @@ def _model(role: str, file: Path, reading: Reading) -> Iterator[str]:
         yield from _comment(f"- {note}")
     yield "[[edge]]" if role == EDGE else "[full]"
     yield f'id = "{role}"'
-    yield f"file = {json.dumps(str(file.absolute()))}"
+    yield f"file = {_toml(str(file.absolute()))}"
     if len(reading.feeds) == 1 and reading.feeds[0].steps:
-        yield f"preprocess = {json.dumps(reading.preprocess)}"
-    yield f"postprocess = {json.dumps(reading.postprocess)}"
+        yield f"preprocess = {_toml(reading.preprocess)}"
+    yield f"postprocess = {_toml(reading.postprocess)}"
     if reading.output:
-        yield f"output = {json.dumps(reading.output)}"
+        yield f"output = {_toml(reading.output)}"
     if reading.without_rows:
-        yield f"without_rows = {json.dumps(reading.without_rows)}"
+        yield f"without_rows = {_toml(reading.without_rows)}"
     if len(reading.feeds) > 1 or reading.columns:
         yield from _feeds(role, reading)
 
@@ -92,12 +96,12 @@ def _feeds(role: str, reading: Reading) -> Iterator[str]:
     if named and not reading.preprocess:
         yield from ("", f"[{role}.inputs]")
         for feed in named:
-            table = f"input = {json.dumps(feed.spec.name)}, preprocess = {json.dumps(feed.steps)}"
+            table = f"input = {_toml(feed.spec.name)}, preprocess = {_toml(feed.steps)}"
             yield f"{_key(feed.tensor)} = {{ {table} }}"
 
 
 def _key(name: str) -> str:
-    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name, re.ASCII) else json.dumps(name)
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name, re.ASCII) else _toml(name)
 
 
 def _comment(text: str) -> list[str]:

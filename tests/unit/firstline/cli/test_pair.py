@@ -71,6 +71,18 @@ def test_labels_of_any_script_are_written_without_a_locale(site: Path) -> None:
     assert open_bundle(site / "out" / "bundle").manifest.labels == ("rouge", "vert", "bleuté")
 
 
+def test_folders_of_models_may_have_any_character(site: Path) -> None:
+    (site / "📷").mkdir()
+    (site / "colours.onnx").rename(site / "📷" / "colours.onnx")
+    _run("--full", "📷/colours.onnx", *_DATA)
+    assert open_bundle(site / "out" / "bundle").manifest.full is not None
+    bytes_name = os.fsdecode(b"m\xff.onnx")
+    (site / "📷" / "colours.onnx").rename(site / bytes_name)
+    assert _run("--full", bytes_name, *_DATA, "--force", code=2).stderr.endswith(
+        "recipe.toml is not UTF-8 text; save it as UTF-8.\n"
+    )
+
+
 def test_two_files_become_a_certified_bundle(site: Path) -> None:
     out, arguments = site / "out", (*_PAIR, *_DATA, "--name", "colours")
     found = _json(*arguments)
