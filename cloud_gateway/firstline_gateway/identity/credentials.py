@@ -38,17 +38,14 @@ class DeviceRow(NamedTuple):
     revoked_s: Any  # a damaged time of a revocation is one, too
 
 
-# Until the end of the year 9999: a list of revoked certificates, and a message, can hold no other time.
-_Moment = Annotated[float, Meta(ge=0, lt=253_402_300_800)]
-
-
 class CertificateRow(NamedTuple):
     """A row of the certificates."""
 
     serial: Annotated[str, Meta(pattern="^[0-9a-f]+$")]
     device: str
     not_after_s: float
-    revoked_s: _Moment | None
+    # Until the end of the year 9999: a list of revoked certificates can hold no other time.
+    revoked_s: Annotated[float, Meta(ge=0, lt=253_402_300_800)] | None
     retained_until_service_s: float
 
 
@@ -70,7 +67,7 @@ class ApiKey(NamedTuple):
     sha256: str
     kind: str
     scopes: str
-    expires_s: _Moment | None
+    expires_s: float | None
     requests_per_s: float | None
     person: str
     revoked_s: float | None

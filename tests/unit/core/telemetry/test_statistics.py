@@ -1,3 +1,5 @@
+"""The measurements that executors report: what is added while threads count."""
+
 from firstline_core.telemetry.statistics import OverheadTimes
 
 
