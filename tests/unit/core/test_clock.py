@@ -27,10 +27,10 @@ async def test_simulated_time_wakes_sleepers_in_order() -> None:
 
 async def test_simulated_time_makes_calls_when_due() -> None:
     clock = SimulatedClock(start_s=5.0)
-    made: list[tuple[str, float]] = []
+    calls: list[tuple[str, float]] = []
 
     def note(name: str) -> Callable[[], None]:
-        return lambda: made.append((name, clock.monotonic_s()))
+        return lambda: calls.append((name, clock.monotonic_s()))
 
     clock.call_at(7.0, note("second"))
     clock.call_at(6.0, note("first"))
@@ -38,17 +38,17 @@ async def test_simulated_time_makes_calls_when_due() -> None:
     clock.call_at(6.5, note("cancelled")).cancel()
     assert clock.sleepers == 3
     await clock.advance(1.0)
-    assert made == [("overdue", 5.0), ("first", 6.0)]
+    assert calls == [("overdue", 5.0), ("first", 6.0)]
     await clock.advance(5.0)
-    assert made[2:] == [("second", 7.0)]
+    assert calls[2:] == [("second", 7.0)]
 
 
 async def test_the_system_clock_makes_calls_when_due() -> None:
-    made = asyncio.Event()
+    called = asyncio.Event()
     due_s = SYSTEM_CLOCK.monotonic_s() + 0.01
-    SYSTEM_CLOCK.call_at(due_s - 0.005, made.clear).cancel()
-    SYSTEM_CLOCK.call_at(due_s, made.set)
-    await asyncio.wait_for(made.wait(), 5)
+    SYSTEM_CLOCK.call_at(due_s - 0.005, called.clear).cancel()
+    SYSTEM_CLOCK.call_at(due_s, called.set)
+    await asyncio.wait_for(called.wait(), 5)
     assert SYSTEM_CLOCK.monotonic_s() >= due_s - 0.005  # the loop's clock is coarser
 
 

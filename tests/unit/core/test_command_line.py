@@ -136,9 +136,9 @@ def test_commands_fail_if_disk_refuses_output(line: str, tmp_path: Path, monkeyp
     (tmp_path / "edge.toml").write_text('[agent]\nstate_dir = "state"\n')
     (tmp_path / "gateway.toml").write_text('[store]\nurl = "sqlite:///gateway.db"\n[models]\ndirectory = "."\n')
     monkeypatch.setattr(sys, "argv", [package, *arguments])
-    with Path("/dev/full").open("w") as full, (tmp_path / "said").open("w+") as said:
+    with Path("/dev/full").open("w") as full, (tmp_path / "said").open("w+") as stderr:
         monkeypatch.setattr(sys, "stdout", full)
-        monkeypatch.setattr(sys, "stderr", said)
+        monkeypatch.setattr(sys, "stderr", stderr)
         try:
             code = import_module(f"{package}.__main__").main()
         except SystemExit as ended:

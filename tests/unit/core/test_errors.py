@@ -23,7 +23,7 @@ def test_only_capacity_and_link_errors_are_retryable() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "known", "similar"),
+    ("name", "names", "similar"),
     [
         ("egde", ("auto", "edge", "cloud"), "edge"),
         ("LOCAL-ONLY", ("any", "local_only"), "local_only"),
@@ -39,8 +39,8 @@ def test_only_capacity_and_link_errors_are_retryable() -> None:
         ("", ("a",), ""),
     ],
 )
-def test_similar_name_is_found(name: str, known: Sequence[str], similar: str) -> None:
-    assert errors.similar_name(name, known) == similar
+def test_similar_name_is_found(name: str, names: Sequence[str], similar: str) -> None:
+    assert errors.similar_name(name, names) == similar
 
 
 @pytest.mark.parametrize("value", [None, 5, ["edge"], {"edge": "edge"}])
@@ -49,7 +49,7 @@ def test_a_value_that_is_no_text_is_similar_to_no_name(value: object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "known"),
+    ("name", "names"),
     [
         ("golden retreiver", [f"golden retriever {place}" for place in range(1000)]),
         ("a" * 32, [f"{'a' * 28}{place:04}" for place in range(1000)]),
@@ -60,10 +60,10 @@ def test_a_value_that_is_no_text_is_similar_to_no_name(value: object) -> None:
     ],
     ids=["two words", "one letter", "other scripts", "64 characters", "64 of other scripts", "long"],
 )
-def test_a_search_for_a_similar_name_is_short(name: str, known: Sequence[str]) -> None:
+def test_a_search_for_a_similar_name_is_short(name: str, names: Sequence[str]) -> None:
     seconds = []
     for _ in range(5):
         start_s = time.process_time()
-        errors.similar_name(name, known)
+        errors.similar_name(name, names)
         seconds.append(time.process_time() - start_s)
     assert min(seconds) < 0.01  # it is 6 ms at most

@@ -129,7 +129,7 @@ async def test_large_images_are_drawn_smaller(decoding: FileDecoding) -> None:
 
 
 @pytest.mark.parametrize(
-    ("inputs", "task", "error", "says"),
+    ("inputs", "task", "error", "message"),
     [
         (images(sideways()), None, RequestError, "'pets' is not"),
         (images(b"no image"), TASK, InvalidTensorError, "Row 0 of input 'image' is neither JPEG nor PNG"),
@@ -138,11 +138,11 @@ async def test_large_images_are_drawn_smaller(decoding: FileDecoding) -> None:
     ],
 )
 async def test_impossible_pictures_are_refused_before_the_model_runs(
-    decoding: FileDecoding, inputs: Tensor, task: Detection | None, error: type[RequestError], says: str
+    decoding: FileDecoding, inputs: Tensor, task: Detection | None, error: type[RequestError], message: str
 ) -> None:
     plane = Plane(response((0, 0, 4, 4)), task)
     route = FileRoute(plane, decoding, DecodingLimits(memory_bytes=200_000))
-    with pytest.raises(error, match=says):
+    with pytest.raises(error, match=message):
         await route.answer(InferRequest("pets", (inputs,), ""), asking_for("image/jpeg"))
     assert not plane.asked
 
@@ -163,12 +163,12 @@ async def test_values_of_a_query_may_have_line_breaks(decoding: FileDecoding) ->
 
     found = await read(b"source=hall%0Aleft&id=a%0Ab")
     assert (found.source, found.id, found.principal) == ("hall\nleft", "a\nb", "me")
-    for query, says in (
+    for query, message in (
         (b"source=a&source=b", "several values, 'a' and 'b'"),
         (b"id=%00", "character NUL"),
         (256 * b"&source=a", "more than 256 parameters"),
     ):
-        with pytest.raises(RequestError, match=says):
+        with pytest.raises(RequestError, match=message):
             await read(query)
 
 
@@ -208,7 +208,7 @@ def test_objects_are_filtered(query: dict[str, str], labels: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("query", "wanted"),
+    ("query", "classes"),
     [
         ("classes=a&classes=b", ("a", "b")),
         ("classes=a,b&classes=c", ("a", "b", "c")),
@@ -217,13 +217,13 @@ def test_objects_are_filtered(query: dict[str, str], labels: list[str]) -> None:
         ("classes=two%0Alines&classes=a", ("two\nlines", "a")),
     ],
 )
-def test_labels_may_be_repeated_and_hold_commas(query: str, wanted: tuple[str, ...]) -> None:
+def test_labels_may_be_repeated_and_hold_commas(query: str, classes: tuple[str, ...]) -> None:
     task = Detection(("a", "b", "c", "salt, pepper", "two\nlines"), 3)
-    assert read_view(query_parameters(query.encode()), "pets", task).classes == wanted
+    assert read_view(query_parameters(query.encode()), "pets", task).classes == classes
 
 
 @pytest.mark.parametrize(
-    ("query", "says"),
+    ("query", "message"),
     [
         ({"min_score": "high"}, "'min_score' is 'high'; use a number from 0 to 1."),
         ({"min_score": "1.5"}, "use a number from 0 to 1"),
@@ -243,10 +243,10 @@ def test_labels_may_be_repeated_and_hold_commas(query: str, wanted: tuple[str, .
         ({"masks": "png"}, "'masks' does not apply to detection, the task of 'pets'; use min_score, classes,"),
     ],
 )
-def test_wrong_view_is_refused(query: dict[str, str], says: str) -> None:
+def test_wrong_view_is_refused(query: dict[str, str], message: str) -> None:
     with pytest.raises(RequestError) as refused:
         read_view(query, "pets", PETS)
-    assert says in refused.value.message
+    assert message in refused.value.message
 
 
 def test_parameters_of_other_tasks_are_refused() -> None:

@@ -55,11 +55,11 @@ def test_golden_answers_are_read_and_compared(tmp_path: Path) -> None:
     found = read_golden(Bundle(tmp_path, WITH), GOLDEN)
     assert found == answers
     assert inputs_of(found, WITH)["x"].tolist() == rows.tolist()
-    said = np.array([[0.25, 0.75], [0.45, 0.55]], np.float32)
-    assert deviation(found, "edge", {PROBABILITIES: said}, WITH.task) == pytest.approx(0.05)
-    assert deviation(found, "other", {PROBABILITIES: said}, WITH.task) is None
-    assert deviation(found, "edge", {PROBABILITIES: said[:1]}, WITH.task) == float("inf")
-    assert deviation(found, "edge", {PROBABILITIES: said * np.nan}, WITH.task) == float("inf")
+    probabilities = np.array([[0.25, 0.75], [0.45, 0.55]], np.float32)
+    assert deviation(found, "edge", {PROBABILITIES: probabilities}, WITH.task) == pytest.approx(0.05)
+    assert deviation(found, "other", {PROBABILITIES: probabilities}, WITH.task) is None
+    assert deviation(found, "edge", {PROBABILITIES: probabilities[:1]}, WITH.task) == float("inf")
+    assert deviation(found, "edge", {PROBABILITIES: probabilities * np.nan}, WITH.task) == float("inf")
 
 
 class Text(msgspec.Struct, frozen=True):
@@ -72,23 +72,23 @@ class Text(msgspec.Struct, frozen=True):
 
 
 def test_text_is_compared_too(tmp_path: Path) -> None:
-    said = {"text": np.array([b"\xff\x00", b""], object), "lengths": np.zeros((2, 0), np.int64)}
+    outputs = {"text": np.array([b"\xff\x00", b""], object), "lengths": np.zeros((2, 0), np.int64)}
     answers = GoldenAnswers(
-        {"x": GoldenInput((b"", b""))}, {"edge": {name: array.tolist() for name, array in said.items()}}
+        {"x": GoldenInput((b"", b""))}, {"edge": {name: array.tolist() for name, array in outputs.items()}}
     )
     (tmp_path / "golden.json").write_bytes(encode_golden(answers))
     found = read_golden(Bundle(tmp_path, WITH), GOLDEN)
-    assert deviation(found, "edge", said, Text()) == 0
-    assert deviation(found, "edge", said | {"text": said["text"][::-1]}, Text()) == 1
+    assert deviation(found, "edge", outputs, Text()) == 0
+    assert deviation(found, "edge", outputs | {"text": outputs["text"][::-1]}, Text()) == 1
     damaged = GoldenAnswers({"x": GoldenInput((b"",))}, {"edge": {"text": ["?", 1], "lengths": [[], []]}})
-    assert deviation(damaged, "edge", said, Text()) == float("inf")
+    assert deviation(damaged, "edge", outputs, Text()) == float("inf")
 
 
 @pytest.mark.parametrize("stored", [{}, {"other": [[1, 0]]}, {PROBABILITIES: [[1], [1, 2]]}, {PROBABILITIES: ["a"]}])
 def test_stored_answers_of_another_form_differ_infinitely(stored: dict[str, list[Any]]) -> None:
     answers = GoldenAnswers({"x": GoldenInput((b"",))}, {"edge": stored})
-    said = {PROBABILITIES: np.array([[1, 0]], np.float32)}
-    assert deviation(answers, "edge", said, WITH.task) == float("inf")
+    outputs = {PROBABILITIES: np.array([[1, 0]], np.float32)}
+    assert deviation(answers, "edge", outputs, WITH.task) == float("inf")
 
 
 @pytest.mark.parametrize(

@@ -260,7 +260,7 @@ def test_the_first_variant_that_loads_is_used(tmp_path: Path, caplog: pytest.Log
     good.unlink()
     with pytest.raises(ModelLoadError) as refused:
         load_edge(bundle, OPTIONS)
-    for told in (
+    for text in (
         "absent:",
         "has no absent.onnx",
         "broken:",
@@ -268,7 +268,7 @@ def test_the_first_variant_that_loads_is_used(tmp_path: Path, caplog: pytest.Log
         "good:",
         "has no good.onnx",
     ):
-        assert told in refused.value.message
+        assert text in refused.value.message
 
 
 def test_a_bundle_without_edge_variants_is_refused(tmp_path: Path) -> None:

@@ -165,11 +165,11 @@ def test_the_digest_does_not_change_with_names_and_figures() -> None:
 
 
 def test_provenance_round_trips_and_changes_no_digest() -> None:
-    made = Provenance("static-int8", "full", "c" * 64, {"per_channel": "yes"}, {"onnxruntime": "1.23.2"})
-    told = msgspec.structs.replace(EDGE, provenance=made)
-    manifest = msgspec.structs.replace(MANIFEST, edge=(told,))
+    provenance = Provenance("static-int8", "full", "c" * 64, {"per_channel": "yes"}, {"onnxruntime": "1.23.2"})
+    variant = msgspec.structs.replace(EDGE, provenance=provenance)
+    manifest = msgspec.structs.replace(MANIFEST, edge=(variant,))
     assert parse_manifest(encode_manifest(manifest)) == manifest
-    assert told.digest == EDGE.digest
+    assert variant.digest == EDGE.digest
 
 
 def test_a_learned_score_is_part_of_the_digest() -> None:

@@ -95,9 +95,9 @@ def test_unchanged_metadata_is_neither_fetched_nor_written(device: Device, repos
 @pytest.mark.parametrize("name", ["timestamp.json", "3.snapshot.json", "3.targets.json"])
 def test_tampered_metadata_is_refused(name: str, device: Device, repository: SignedRepository) -> None:
     repository.publish()
-    said = json.loads(repository.files[name])
-    said["signed"]["expires"] = "2099-01-01T00:00:00Z"
-    repository.files[name] = json.dumps(said).encode()
+    metadata = json.loads(repository.files[name])
+    metadata["signed"]["expires"] = "2099-01-01T00:00:00Z"
+    repository.files[name] = json.dumps(metadata).encode()
     device.refused(errors.SignatureError, name)
 
 
@@ -239,22 +239,22 @@ def test_mixed_metadata_is_detected_without_hashes(device: Device, repository: S
 @pytest.mark.parametrize("name", ["2.root.json", "timestamp.json", "3.snapshot.json", "3.targets.json"])
 def test_endless_metadata_is_refused_at_its_size_limit(name: str, device: Device, repository: SignedRepository) -> None:
     repository.publish()
-    given = 0
+    served_bytes = 0
 
-    def endless(asked: str, content: bytes) -> Iterator[bytes]:
-        nonlocal given
-        if asked != name:
+    def endless(file_name: str, content: bytes) -> Iterator[bytes]:
+        nonlocal served_bytes
+        if file_name != name:
             yield content
             return
         while True:
-            given += 4096
+            served_bytes += 4096
             yield bytes(4096)
 
     repository.files.setdefault(name, b"")
     repository.parts = endless
     limit = LIMITS_BYTES[name.removesuffix(".json").rpartition(".")[2]]
     device.refused(errors.IntegrityError, name, str(limit))
-    assert given <= limit + 4096
+    assert served_bytes <= limit + 4096
 
 
 def test_slow_metadata_is_refused_at_its_time_limit(device: Device, repository: SignedRepository) -> None:

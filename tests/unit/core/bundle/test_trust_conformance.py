@@ -142,11 +142,11 @@ def test_one_key_under_two_ids_is_refused(tmp_path: Path, repository: SignedRepo
     assert (tmp_path / "root.json").read_bytes() == repository.anchor
     assert not (tmp_path / "root_history" / "2.root.json").exists()
     # The same holds for an anchor, also for a stored one.
-    given = Trust(
+    trust = Trust(
         tmp_path / "other", repository, anchor=repository.files["2.root.json"], now_s=START.timestamp, clock=CLOCK
     )
     with pytest.raises(IntegrityError, match="one key twice"):
-        given.refresh()
+        trust.refresh()
     (tmp_path / "root_history" / "2.root.json").write_bytes(repository.files["2.root.json"])
     with pytest.raises(IntegrityError, match="one key twice"):
         device(tmp_path, repository).refresh()

@@ -20,18 +20,18 @@ def digits() -> Manifest:
     return parse_manifest((DIGITS / MANIFEST_NAME).read_bytes())
 
 
-def signed(manifest: Manifest, asked: dict[str, target.ExtraNeeds] | None = None) -> dict[str, SignedFile]:
+def signed(manifest: Manifest, extra_needs: dict[str, target.ExtraNeeds] | None = None) -> dict[str, SignedFile]:
     """A bundle's targets as metadata brings them: by path, custom fields from JSON."""
     sizes = {artefact.file: artefact.size_bytes for artefact in manifest.artefacts}
     found = {}
-    for file, custom in target.target_fields(manifest, asked).items():
+    for file, custom in target.target_fields(manifest, extra_needs).items():
         path = target.target_path(manifest.name, manifest.version, file)
         found[path] = SignedFile(path, sizes.get(file, 0), "0" * 64, msgspec.json.decode(msgspec.json.encode(custom)))
     return found
 
 
-def bundle(asked: dict[str, target.ExtraNeeds] | None = None) -> target.ListedBundle:
-    return target.find_bundle(signed(digits(), asked), "digits", 1)
+def bundle(extra_needs: dict[str, target.ExtraNeeds] | None = None) -> target.ListedBundle:
+    return target.find_bundle(signed(digits(), extra_needs), "digits", 1)
 
 
 def test_a_device_never_gets_the_full_model() -> None:
@@ -60,13 +60,13 @@ def test_the_first_suitable_variant_is_chosen() -> None:
     assert [variant.id for variant in target.choose_variants(bundle().release, ONNX)] == ["edge-onnx"]
     (first,) = target.choose_variants(bundle().release, ONNX._replace(runtimes=frozenset({"tflite"})))
     assert first.id.startswith("edge-tflite")
-    asked = {variant.id: target.ExtraNeeds(("aarch64",), 512) for variant in bundle().release.variants}
+    extra_needs = {variant.id: target.ExtraNeeds(("aarch64",), 512) for variant in bundle().release.variants}
     with pytest.raises(IncompatibleTargetError, match="edge-onnx is for aarch64, and this is x86_64") as caught:
-        target.choose_variants(bundle(asked).release, ONNX)
+        target.choose_variants(bundle(extra_needs).release, ONNX)
     assert "edge-tflite-int8 needs the runtime tflite, and here is onnx" in caught.value.message
     small = ONNX._replace(architecture="aarch64", memory_mb=256)
     with pytest.raises(IncompatibleTargetError, match="needs 512 MiB of memory, and here are 256"):
-        target.choose_variants(bundle(asked).release, small)
+        target.choose_variants(bundle(extra_needs).release, small)
     assert target.choose_variants(bundle().release, ONNX._replace(free_bytes=5)) == target.choose_variants(
         bundle().release, ONNX
     ), "that is told later"
@@ -85,8 +85,8 @@ def test_a_device_with_several_variants_gets_all_that_fit() -> None:
         "edge-onnx"
     ]
     sizes_bytes = [variant.needs.size_bytes for variant in found.release.variants]
-    room = both._replace(free_bytes=sizes_bytes[0] + sizes_bytes[2])
-    assert target.choose_variants(found.release, room) == (found.release.variants[0], found.release.variants[2])
+    device = both._replace(free_bytes=sizes_bytes[0] + sizes_bytes[2])
+    assert target.choose_variants(found.release, device) == (found.release.variants[0], found.release.variants[2])
     assert target.choose_variants(found.release, both._replace(free_bytes=5)) == found.release.variants[:1]
 
 

@@ -35,13 +35,13 @@ def test_documents_round_trip(document: msgspec.Struct) -> None:
 
 def test_a_report_contains_optional_hardware(tmp_path: Path) -> None:
     with board("jetson-orin-nano", tmp_path):
-        said = twin.Reported("s", 1, hardware=describe_device(Tree(tmp_path), tmp_path))
-    sent = msgspec.json.encode(said)
+        reported = twin.Reported("s", 1, hardware=describe_device(Tree(tmp_path), tmp_path))
+    sent = msgspec.json.encode(reported)
     assert len(sent) < twin.LIMIT_BYTES // 8
-    assert twin.read_document(sent, twin.Reported, "it") == said
+    assert twin.read_document(sent, twin.Reported, "it") == reported
     assert twin.read_document(b'{"session": "s", "sequence": 1}', twin.Reported, "it").hardware is None
     newer = sent.replace(b'"board"', b'"smell": "burnt", "board"')
-    assert twin.read_document(newer, twin.Reported, "it") == said
+    assert twin.read_document(newer, twin.Reported, "it") == reported
 
 
 def test_fields_of_a_newer_writer_are_ignored() -> None:
@@ -93,17 +93,17 @@ def test_profiles_are_optional_in_both_documents() -> None:
         models: tuple[twin.DesiredModel, ...] = ()
         format: int = 1
 
-    asked = twin.Desired(3, profiles=(twin.DesiredProfile("digits", quick=True, id="1"),))
-    assert msgspec.json.decode(msgspec.json.encode(asked), type=Before) == Before(3)
-    told = msgspec.to_builtins(twin.Reported("s", 1, 3))
-    del told["profiles"]
-    assert twin.read_document(msgspec.json.encode(told), twin.Reported, "it").profiles == ()
+    desired = twin.Desired(3, profiles=(twin.DesiredProfile("digits", quick=True, id="1"),))
+    assert msgspec.json.decode(msgspec.json.encode(desired), type=Before) == Before(3)
+    report = msgspec.to_builtins(twin.Reported("s", 1, 3))
+    del report["profiles"]
+    assert twin.read_document(msgspec.json.encode(report), twin.Reported, "it").profiles == ()
 
 
 def test_profiling_requests_are_unique_per_bundle_and_bounded() -> None:
     def document(*bundles: str) -> bytes:
-        wanted = [{"id": str(number), "bundle": bundle} for number, bundle in enumerate(bundles)]
-        return msgspec.json.encode({"revision": 1, "profiles": wanted})
+        profiles = [{"id": str(number), "bundle": bundle} for number, bundle in enumerate(bundles)]
+        return msgspec.json.encode({"revision": 1, "profiles": profiles})
 
     assert len(twin.read_document(document(*"abcdefgh"), twin.Desired, "it").profiles) == 8
     for wrong in (document("a", "a"), document(*"abcdefghi"), document("a b")):

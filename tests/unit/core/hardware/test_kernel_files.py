@@ -53,11 +53,11 @@ def test_a_missing_file_is_named(tree: Tree) -> None:
 
 def test_a_driver_without_a_value_is_absent(tree: Tree) -> None:
     os.mkfifo(tree.root / "curr1_input")
-    kept = os.open(tree.root / "curr1_input", os.O_RDWR | os.O_NONBLOCK)
+    descriptor = os.open(tree.root / "curr1_input", os.O_RDWR | os.O_NONBLOCK)
     try:
         assert "switched off" in reason(tree.text("curr1_input"))
     finally:
-        os.close(kept)
+        os.close(descriptor)
 
 
 def test_a_device_that_does_not_answer_is_absent(tree: Tree) -> None:

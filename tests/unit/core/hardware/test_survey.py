@@ -128,8 +128,8 @@ def test_memory_size_does_not_change_the_fingerprint(tmp_path: Path) -> None:
 def test_measurements_are_kept_and_changing_facts_are_updated(tmp_path: Path) -> None:
     now = described("raspberry-pi-5", tmp_path)
     engines = (Engine("onnx", "CPUExecutionProvider", True, "It ran.", 12.0),)
-    kept = replace(now, engines=engines, links=(), measured=True)
-    found = survey.with_measurements(now, kept)
+    measured = replace(now, engines=engines, links=(), measured=True)
+    found = survey.with_measurements(now, measured)
     assert (found.engines, found.links, found.measured) == (engines, now.links, True)
     assert found.engine("onnx", "CPUExecutionProvider") is engines[0]
     assert found.engine("tflite", "cpu") is None
@@ -205,8 +205,8 @@ class Hanging(Tree):
 @pytest.mark.parametrize("file", ["hwmon1/in2_input", "energy_uj", "eth0/operstate", "thermal_zone0/type"])
 def test_the_fingerprint_does_not_read_parts_that_may_hang(tmp_path: Path, file: str) -> None:
     with board("jetson-orin-nano", tmp_path):
-        known = survey.describe_device(Tree(tmp_path), tmp_path).fingerprint
-        assert within(10.0, lambda: survey.fingerprint(Hanging(tmp_path, file))) == known
+        expected = survey.describe_device(Tree(tmp_path), tmp_path).fingerprint
+        assert within(10.0, lambda: survey.fingerprint(Hanging(tmp_path, file))) == expected
 
 
 def test_a_command_names_the_file_that_hangs(tmp_path: Path) -> None:

@@ -251,9 +251,9 @@ def test_layout_and_flatten() -> None:
 
 def test_the_callers_array_is_not_changed() -> None:
     x = np.array([[1, 2, 3, 4]], np.float32)
-    kept = x.copy()
+    original = x.copy()
     np.testing.assert_allclose(pre(Scale((1.0,), (2.0,)), spec=NUMBERS)(Tensor("x", x)), [[0, 0.5, 1, 1.5]])
-    np.testing.assert_array_equal(x, kept)
+    np.testing.assert_array_equal(x, original)
     assert pre(spec=NUMBERS)(Tensor("x", x)) is x
 
 

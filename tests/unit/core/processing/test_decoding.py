@@ -50,17 +50,17 @@ class Model:
 
 @pytest.fixture
 def model() -> Iterator[Model]:
-    made = Model()
-    yield made
-    made.go.set()
+    model = Model()
+    yield model
+    model.go.set()
 
 
 @pytest.fixture
 def decoding(model: Model) -> Iterator[FileDecoding]:
-    made = FileDecoding(2, 100 * MIB, SYSTEM_CLOCK)
-    yield made
+    decoding = FileDecoding(2, 100 * MIB, SYSTEM_CLOCK)
+    yield decoding
     model.go.set()
-    made.close()
+    decoding.close()
 
 
 async def prepare(decoding: FileDecoding, model: Model, cost: DecodingCost = HEAVY, inputs: Arrays = PICTURE) -> Arrays:

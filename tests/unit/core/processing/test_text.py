@@ -22,13 +22,14 @@ VOCABULARY = {"[PAD]": 5, "[UNK]": 1, "[CLS]": 2, "[SEP]": 3, "go": 6, "##ing": 
 
 def tokenizer_file(*, with_ends: bool) -> bytes:
     """A file of tokenizers; with ends it also has its own truncation and padding, which the step replaces."""
-    made = tokenizers.Tokenizer(tokenizers.models.WordPiece(VOCABULARY, unk_token="[UNK]"))
-    made.normalizer, made.pre_tokenizer = tokenizers.normalizers.Lowercase(), tokenizers.pre_tokenizers.Whitespace()
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordPiece(VOCABULARY, unk_token="[UNK]"))
+    tokenizer.normalizer = tokenizers.normalizers.Lowercase()
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     if with_ends:
-        made.post_processor = tokenizers.processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
-        made.enable_truncation(3)
-        made.enable_padding(length=9, pad_id=5, pad_token="[PAD]")
-    return made.to_str().encode()
+        tokenizer.post_processor = tokenizers.processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+        tokenizer.enable_truncation(3)
+        tokenizer.enable_padding(length=9, pad_id=5, pad_token="[PAD]")
+    return tokenizer.to_str().encode()
 
 
 BARE, WITH_ENDS = (tokenizer_file(with_ends=with_ends) for with_ends in (False, True))

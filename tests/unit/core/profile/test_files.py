@@ -51,12 +51,12 @@ def test_a_refusal_keeps_the_earlier_point() -> None:
 
 @pytest.mark.parametrize("content", [b"", b"[]", b'{"format": 99}', b"\xff"])
 def test_an_unreadable_profile_is_set_aside(tmp_path: Path, content: bytes) -> None:
-    path, said = tmp_path / "p.json", list[str]()
+    path, warnings = tmp_path / "p.json", list[str]()
     path.write_bytes(content)
-    update_profile(path, lambda before: before or profile(1.0), said.append)
+    update_profile(path, lambda before: before or profile(1.0), warnings.append)
     assert (tmp_path / "p.json.damaged").read_bytes() == content
     assert read_profile(path) == profile(1.0)
-    assert len(said) == 1 and "is set aside as p.json.damaged" in said[0]
+    assert len(warnings) == 1 and "is set aside as p.json.damaged" in warnings[0]
 
 
 def test_a_refusing_disk_gives_a_helpful_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -103,40 +103,40 @@ class TestMeasuring:
         assert measured.fingerprint == measured.hardware.fingerprint
 
     def test_a_second_run_measures_only_missing_points(self, measured: Profile, bundle: Bundle, path: Path) -> None:
-        told: list[tuple[int, int, str]] = []
+        reports: list[tuple[int, int, str]] = []
         again = measure_profile(
             bundle, path, dataclasses.replace(ONE, variants=("small", "large")), machine="bench",
-            progress=lambda done, total, what: told.append((done, total, what)),
+            progress=lambda done, total, what: reports.append((done, total, what)),
         )  # fmt: skip
-        assert told == [(0, 1, "large, threads 1, batch 1"), (1, 1, "")]
+        assert reports == [(0, 1, "large, threads 1, batch 1"), (1, 1, "")]
         assert again.points[0] == measured.points[0]
         assert [point.key.variant for point in again.points] == ["small", "large"]
 
     def test_points_of_another_machine_are_dropped(self, measured: Profile, bundle: Bundle, tmp_path: Path) -> None:
         path = tmp_path / "other.json"
         path.write_bytes(msgspec.json.encode(replace(measured, fingerprint="another")))
-        told: list[int] = []
-        measure_profile(bundle, path, ONE, progress=lambda done, total, what: told.append(total))
-        assert told == [1, 1]
+        totals: list[int] = []
+        measure_profile(bundle, path, ONE, progress=lambda done, total, what: totals.append(total))
+        assert totals == [1, 1]
 
     def test_points_stay_until_they_are_replaced(self, measured: Profile, bundle: Bundle, tmp_path: Path) -> None:
-        path, known = tmp_path / "p.json", replace(measured, points=())
+        path, without_points = tmp_path / "p.json", replace(measured, points=())
         (point,) = measured.points
         both = [replace(point, key=replace(point.key, batch=batch)) for batch in (1, 2)]
-        path.write_bytes(msgspec.json.encode(replace(known, points=tuple(both))))
-        wanted = dataclasses.replace(ONE, batches=(1, 2), again=True)
+        path.write_bytes(msgspec.json.encode(replace(without_points, points=tuple(both))))
+        options = dataclasses.replace(ONE, batches=(1, 2), again=True)
 
         def present(done: int, total: int, what: str) -> None:
             assert {one.key.batch for one in read_profile(path).points} == {1, 2}
 
-        found = measure_profile(bundle, path, wanted, progress=present)
+        found = measure_profile(bundle, path, options, progress=present)
         assert not set(both) & set(found.points) and len(found.points) == 2
 
     def test_a_point_that_may_not_be_remeasured_stays(self, measured: Profile, bundle: Bundle, tmp_path: Path) -> None:
         path = tmp_path / "p.json"
         path.write_bytes(msgspec.json.encode(measured))
-        wanted = dataclasses.replace(ONE, again=True)
-        found = measure_profile(bundle, path, wanted, gate=Refusing("It is too hot."))
+        options = dataclasses.replace(ONE, again=True)
+        found = measure_profile(bundle, path, options, gate=Refusing("It is too hot."))
         assert found.points == measured.points and found.refused[0].reason == "It is too hot."
 
     def test_points_of_another_process_are_kept(self, bundle: Bundle, tmp_path: Path) -> None:
@@ -205,8 +205,8 @@ class TestKeys:
 @pytest.mark.usefixtures("here")
 class TestSustained:
     def test_hot_points_are_single_samples_after_warm_ones(self, bundle: Bundle) -> None:
-        wanted = ProfileOptions(threads=(1,), batches=(4, 8), variants=("small",), sustained_s=60)
-        found = [(key.condition, key.batch) for key in profile_keys(bundle.manifest, wanted, 1.0)]
+        options = ProfileOptions(threads=(1,), batches=(4, 8), variants=("small",), sustained_s=60)
+        found = [(key.condition, key.batch) for key in profile_keys(bundle.manifest, options, 1.0)]
         assert found == [("warm", 4), ("warm", 8), ("sustained", 1)]
 
     def test_a_hot_point_is_measured_after_full_load(self, bundle: Bundle, tmp_path: Path) -> None:
@@ -215,14 +215,14 @@ class TestSustained:
         assert hot.key.condition == "sustained" and time.monotonic() - began_s > 0.5
 
     def test_another_time_at_full_load_measures_again(self, bundle: Bundle, tmp_path: Path) -> None:
-        told: list[int] = []
+        totals: list[int] = []
         for sustained_s in (0.1, 0.1, 0.2):
-            wanted = dataclasses.replace(ONE, sustained_s=sustained_s)
+            options = dataclasses.replace(ONE, sustained_s=sustained_s)
             found = measure_profile(
-                bundle, tmp_path / "p.json", wanted, progress=lambda _, total, __: told.append(total)
+                bundle, tmp_path / "p.json", options, progress=lambda _, total, __: totals.append(total)
             )
             assert [point.heated_s for point in found.points] == [0.0, sustained_s]
-        assert told == [2, 2, 2, 0, 1, 1]
+        assert totals == [2, 2, 2, 0, 1, 1]
 
     def test_an_impossible_time_is_refused(self, bundle: Bundle) -> None:
         with pytest.raises(ConfigError, match="minutes; use 0 to 60"):
@@ -247,10 +247,10 @@ class TestJoules:
 def test_needed_memory_is_three_times_the_files_or_measured(tmp_path: Path) -> None:
     model = variant_bundle(tmp_path / "bundle", "small").manifest.edge[0]
     key = PointKey(model.id, model.digest, "CPUExecutionProvider", 2, 4)
-    asked = need(key, model, None, usable_cores=1.5)
-    assert asked.memory_bytes == 3 * model.artefact.size_bytes
-    assert asked.cores == 1.5
+    needed = need(key, model, None, usable_cores=1.5)
+    assert needed.memory_bytes == 3 * model.artefact.size_bytes
+    assert needed.cores == 1.5
     of_one_row = point(1.0, variant=model.id, digest=model.digest)
-    known = Profile("b", 1, "m", "f", (replace(of_one_row, peak_memory_bytes=Measured(9e6, "/status")),))
-    assert need(key, model, known, usable_cores=4.0).memory_bytes == 9e6
-    assert need(replace(key, threads=0), model, known, usable_cores=4.0).cores == 4.0
+    measured = Profile("b", 1, "m", "f", (replace(of_one_row, peak_memory_bytes=Measured(9e6, "/status")),))
+    assert need(key, model, measured, usable_cores=4.0).memory_bytes == 9e6
+    assert need(replace(key, threads=0), model, measured, usable_cores=4.0).cores == 4.0

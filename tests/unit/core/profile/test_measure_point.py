@@ -22,13 +22,13 @@ def job(bundle_path: Path) -> Job:
 def test_a_missing_bundle_is_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    wanted = job(tmp_path / "bundle")
+    measurement = job(tmp_path / "bundle")
     (tmp_path / "bundle" / "manifest.json").unlink()
-    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(msgspec.json.encode(wanted))))
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(msgspec.json.encode(measurement))))
     monkeypatch.setattr(measure_point, "use_lowest_priority", lambda: None)
     assert measure_point.main() == 1
-    said = capsys.readouterr()
-    assert "manifest.json" in said.err and len(said.err.splitlines()) == 1 and said.out == ""
+    captured = capsys.readouterr()
+    assert "manifest.json" in captured.err and len(captured.err.splitlines()) == 1 and captured.out == ""
 
 
 def test_a_point_has_queries_under_load_however_short_its_time_is(tmp_path: Path) -> None:

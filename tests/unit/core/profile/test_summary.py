@@ -10,9 +10,9 @@ from firstline_core.profile.summary import notes, profile_lines
 def test_a_refused_point_has_its_reason() -> None:
     key = point(1.0).key
     refused = (RefusedPoint(key, "Why."), RefusedPoint(replace(key, condition="sustained"), "Why."))
-    said = list(notes(replace(profile(1.0), refused=refused)))
-    assert "edge, CPUExecutionProvider, threads 1, batch 1: not measured: Why." in said
-    assert "edge, CPUExecutionProvider, threads 1, batch 1, sustained: not measured: Why." in said
+    sentences = list(notes(replace(profile(1.0), refused=refused)))
+    assert "edge, CPUExecutionProvider, threads 1, batch 1: not measured: Why." in sentences
+    assert "edge, CPUExecutionProvider, threads 1, batch 1, sustained: not measured: Why." in sentences
 
 
 def test_times_to_load_and_bytes_are_shown_once_per_model() -> None:
@@ -25,8 +25,8 @@ def test_times_to_load_and_bytes_are_shown_once_per_model() -> None:
 
 def test_a_p99_of_few_queries_is_noted() -> None:
     many = replace(point(1.0, threads=2), query=distribution([0.001] * 100))
-    said = list(notes(replace(profile(1.0), points=(point(1.0), many))))
-    assert "1 point measured fewer than 100 queries, so p99 is nearly the slowest one." in said
+    sentences = list(notes(replace(profile(1.0), points=(point(1.0), many))))
+    assert "1 point measured fewer than 100 queries, so p99 is nearly the slowest one." in sentences
     assert not any("fewer than" in line for line in notes(replace(profile(), points=(many,))))
 
 

@@ -27,9 +27,9 @@ async def called(app: AsgiApp, method: str, headers: dict[str, str]) -> httpx.Re
         return await client.request(method, "/v2", headers=headers)
 
 
-def asked(origin: str, wanted: str = "authorization,content-type") -> dict[str, str]:
+def asked(origin: str, headers: str = "authorization,content-type") -> dict[str, str]:
     """The headers of a preflight request."""
-    return {"Origin": origin, "Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": wanted}
+    return {"Origin": origin, "Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": headers}
 
 
 @pytest.mark.parametrize("origins", [(PAGE,), ("http://localhost:3000", PAGE), ("*",)])
@@ -41,11 +41,11 @@ async def test_answers_are_those_of_starlette(origins: tuple[str, ...], origin: 
     expected, found = [await called(app, method, headers) for app in (theirs, with_cors(answer, origins))]
     assert found.is_success == expected.is_success
     for name in COMPARED:
-        wanted = expected.headers.get(name)
-        if name == "access-control-allow-origin" and wanted == "*":
-            wanted = origin  # a browser accepts both
+        expected_header = expected.headers.get(name)
+        if name == "access-control-allow-origin" and expected_header == "*":
+            expected_header = origin  # a browser accepts both
         if found.is_success or method != "OPTIONS":
-            assert found.headers.get(name) == wanted, name
+            assert found.headers.get(name) == expected_header, name
         else:
             assert name not in found.headers
     assert "Origin" in found.headers["vary"]
@@ -54,7 +54,7 @@ async def test_answers_are_those_of_starlette(origins: tuple[str, ...], origin: 
 
 
 async def test_preflight_allows_the_headers_that_the_page_asks_for() -> None:
-    found = await called(with_cors(answer, [PAGE]), "OPTIONS", asked(PAGE, wanted="authorization,prefer"))
+    found = await called(with_cors(answer, [PAGE]), "OPTIONS", asked(PAGE, headers="authorization,prefer"))
     assert (found.status_code, found.headers["access-control-allow-headers"]) == (204, "authorization,prefer")
     assert "access-control-allow-credentials" not in found.headers
     local = asked(PAGE) | {"Access-Control-Request-Private-Network": "true"}

@@ -79,8 +79,8 @@ def test_no_other_text_names_a_device(text: str) -> None:
     ],
 )
 def test_an_unknown_key_type_has_no_hash(was: bytes, becomes: bytes) -> None:
-    made = certificate(ec.generate_private_key(ec.SECP256R1())).public_bytes(Encoding.DER)
-    assert was in made
-    changed = base64.encodebytes(made.replace(was, becomes)).decode()
+    der = certificate(ec.generate_private_key(ec.SECP256R1())).public_bytes(Encoding.DER)
+    assert was in der
+    changed = base64.encodebytes(der.replace(was, becomes)).decode()
     with pytest.raises(ValueError, match=r"."):
         enrolment.public_key_hash(f"-----BEGIN CERTIFICATE-----\n{changed}-----END CERTIFICATE-----\n")

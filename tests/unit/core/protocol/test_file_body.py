@@ -82,7 +82,7 @@ def test_any_bytes_are_a_form_or_refused(body: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "content_type", "says"),
+    ("body", "content_type", "message"),
     [
         (b"--b--", "multipart/form-data; boundary=b" + ";" * 1000, "has more than 1 KiB"),
         (b"--b--", "multipart/form-data; boundary*=idna''b", "has no boundary"),
@@ -100,10 +100,10 @@ def test_any_bytes_are_a_form_or_refused(body: bytes) -> None:
         (*form(("image", b"a"), ("min_score", b"0.5")), "these fields: 'image', 'min_score'. Send one field"),
     ],
 )
-def test_forms_that_do_not_fit_are_refused(body: bytes, content_type: str, says: str) -> None:
+def test_forms_that_do_not_fit_are_refused(body: bytes, content_type: str, message: str) -> None:
     with pytest.raises(InvalidTensorError) as refused:
         read(model(IMAGE), body, content_type)
-    assert says in refused.value.message
+    assert message in refused.value.message
 
 
 def test_fields_without_an_input_are_refused() -> None:
@@ -138,7 +138,7 @@ def test_json_carries_text_as_it_is() -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "says"),
+    ("body", "message"),
     [
         (b'{"image": "no base64!"}', "Element 0 of input 'image' is not base64; JSON carries"),
         (b'["YQ==", "YQ"]', "Element 1 of input 'image' is not base64"),
@@ -148,10 +148,10 @@ def test_json_carries_text_as_it_is() -> None:
         (b"[]", "a row takes shape"),
     ],
 )
-def test_json_that_does_not_fit_is_refused(body: bytes, says: str) -> None:
+def test_json_that_does_not_fit_is_refused(body: bytes, message: str) -> None:
     with pytest.raises(InvalidTensorError) as refused:
         read(model(IMAGE), body, "application/json")
-    assert says in refused.value.message
+    assert message in refused.value.message
 
 
 def test_too_many_rows_are_refused() -> None:

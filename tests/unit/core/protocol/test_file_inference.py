@@ -76,7 +76,7 @@ def test_json_for_the_declared_tensors(metadata: ModelMetadata, body: bytes, arr
 
 
 @pytest.mark.parametrize(
-    ("metadata", "body", "says"),
+    ("metadata", "body", "message"),
     [
         (model(IMAGE.inputs[0], TensorSpec("text", "BYTES", (-1,))), b"a", "several inputs"),
         (model(TensorSpec("image", "BYTES", (-1, 2))), b"a", "2 elements a row"),
@@ -90,8 +90,8 @@ def test_json_for_the_declared_tensors(metadata: ModelMetadata, body: bytes, arr
         (model(TensorSpec("x", "FP32", ())), b"7", "shape"),
     ],
 )
-def test_a_body_that_does_not_fit(metadata: ModelMetadata, body: bytes, says: str) -> None:
-    with pytest.raises(InvalidTensorError, match=says):
+def test_a_body_that_does_not_fit(metadata: ModelMetadata, body: bytes, message: str) -> None:
+    with pytest.raises(InvalidTensorError, match=message):
         short(metadata, body)
 
 
@@ -112,7 +112,7 @@ def test_the_query() -> None:
 
 
 @pytest.mark.parametrize(
-    ("query", "says"),
+    ("query", "message"),
     [
         ({"route": "up"}, "auto, edge, cloud"),
         ({"timeout": "soon"}, "microseconds"),
@@ -122,8 +122,8 @@ def test_the_query() -> None:
         ({"priority": "-1"}, "1 .the highest."),
     ],
 )
-def test_a_bad_query(query: dict[str, str], says: str) -> None:
-    with pytest.raises(RequestError, match=says) as refused:
+def test_a_bad_query(query: dict[str, str], message: str) -> None:
+    with pytest.raises(RequestError, match=message) as refused:
         short(IMAGE, b"a", **query)
     assert refused.value.code == "invalid_request"
 
@@ -175,9 +175,9 @@ def test_five_classes_are_listed_by_number_without_labels() -> None:
 
 def test_several_rows() -> None:
     row = RowAnswer(Tier.EDGE, Reason.CONFIDENT, Status.FINAL, True, 0.5, "d")
-    said = response([[1, 0, 0], [0, 0, 1]], described=None)
-    assert [each["label"] for each in in_words(said)["results"]] == ["cat", "owl"]
-    two = InferResponse("m", "1", said.outputs, answer=answer(rows=(row, row)))
+    infer_response = response([[1, 0, 0], [0, 0, 1]], described=None)
+    assert [each["label"] for each in in_words(infer_response)["results"]] == ["cat", "owl"]
+    two = InferResponse("m", "1", infer_response.outputs, answer=answer(rows=(row, row)))
     assert len(in_words(two)["rows"]) == 2
 
 

@@ -228,10 +228,10 @@ async def test_decompressed_bodies_count_with_their_size() -> None:
 
 async def test_bodies_are_decompressed_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy event loop would reserve too late what a thread has decompressed meanwhile."""
-    sent, budget, held = gzip.compress(bytes(1000)), http.BodyBudget(5000), []
+    sent, budget, held_bytes = gzip.compress(bytes(1000)), http.BodyBudget(5000), []
 
     def noted(*args: Any) -> bytes:
-        held.append(budget.held_bytes)
+        held_bytes.append(budget.held_bytes)
         return decompressed(*args)
 
     decompressed = http.decompressed
@@ -240,7 +240,7 @@ async def test_bodies_are_decompressed_one_by_one(monkeypatch: pytest.MonkeyPatc
         each = [shares.enter_context(budget.share(str(number))) for number in range(3)]
         headers = {"content-encoding": "gzip"}
         await asyncio.gather(*(share.decompressed(headers, sent, Limits()) for share in each))
-    assert held == [number * (1000 - len(sent)) for number in range(3)]
+    assert held_bytes == [number * (1000 - len(sent)) for number in range(3)]
 
 
 def test_a_bomb_is_inflated_no_further_than_the_limit() -> None:
@@ -256,15 +256,15 @@ def test_a_bomb_is_inflated_no_further_than_the_limit() -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "says"),
+    ("body", "message"),
     [
         (gzip.compress(BODY, mtime=0)[:-1], "cut short"),
         (gzip.compress(BODY, mtime=0) + b"x", "after its end"),
         (b"", "cut short"),
     ],
 )
-def test_one_whole_stream(body: bytes, says: str) -> None:
-    with pytest.raises(errors.InvalidTensorError, match=says):
+def test_one_whole_stream(body: bytes, message: str) -> None:
+    with pytest.raises(errors.InvalidTensorError, match=message):
         http.decompressed({"content-encoding": "gzip"}, body, Limits())
 
 
@@ -443,8 +443,8 @@ def test_retry_after_of_another_server(value: str, seconds: float | None) -> Non
 
 
 def test_a_wait_beyond_all_reason_can_be_passed_on() -> None:
-    for said in (b'{"retry_after_s": 1e308}', b'{"retry_after_s": 99999999999999999}'):
-        assert error_reply(error_from(503, said)).headers["Retry-After"] == "86400"
+    for body in (b'{"retry_after_s": 1e308}', b'{"retry_after_s": 99999999999999999}'):
+        assert error_reply(error_from(503, body)).headers["Retry-After"] == "86400"
     assert error_reply(error_from(503, b"<html>", {"retry-after": "9" * 400})).headers["Retry-After"] == "86400"
 
 

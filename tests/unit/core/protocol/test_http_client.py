@@ -32,7 +32,7 @@ from firstline_core.protocol.http_client import (
 from firstline_gateway.executors.oip.http_transport import PooledTransport
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nX-Kind: a\r\n\r\nhi"
-Says = Callable[[int, int], bytes | None]  # number of the connection and of the request on it; None closes
+Reply = Callable[[int, int], bytes | None]  # number of the connection and of the request on it; None closes
 Connect = Callable[[str], HttpClient]
 
 
@@ -70,8 +70,8 @@ def connect(request: pytest.FixtureRequest) -> Connect:
 
 
 class Server:
-    def __init__(self, says: Says, ends_after: int | None = None) -> None:
-        self._says = says
+    def __init__(self, reply: Reply, ends_after: int | None = None) -> None:
+        self._reply = reply
         self._ends_after = ends_after
         self.heads: list[bytes] = []
         self.bodies: list[bytes] = []
@@ -87,11 +87,11 @@ class Server:
                 (length,) = (line.split(b":")[1] for line in head.split(b"\r\n") if line.startswith(b"content-length"))
                 self.heads.append(head)
                 self.bodies.append(await reader.readexactly(int(length)))
-                said = self._says(connection, count)
+                answer = self._reply(connection, count)
                 count += 1
-                if said is None:
+                if answer is None:
                     return
-                writer.write(said)
+                writer.write(answer)
                 await writer.drain()
                 if count == self._ends_after:
                     return
@@ -104,9 +104,9 @@ class Server:
 
 @asynccontextmanager
 async def serving(
-    connect: Connect, says: Says, *, ends_after: int | None = None
+    connect: Connect, reply: Reply, *, ends_after: int | None = None
 ) -> AsyncIterator[tuple[Server, HttpClient]]:
-    server = Server(says, ends_after)
+    server = Server(reply, ends_after)
     listening = await asyncio.start_server(server.serve, "127.0.0.1", 0)
     port = listening.sockets[0].getsockname()[1]
     client = connect(f"http://127.0.0.1:{port}/behind/")
@@ -154,15 +154,15 @@ async def test_as_many_connections_as_requests_at_the_same_moment(connect: Conne
 
 
 @pytest.mark.parametrize(
-    "said",
+    "answer",
     [
         b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nh\r\n1\r\ni\r\n0\r\n\r\n",
         b"HTTP/1.1 100 Continue\r\n\r\n" + OK,
         b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\nhi",
     ],
 )
-async def test_every_form_that_http_allows_is_decoded(connect: Connect, said: bytes) -> None:
-    async with serving(connect, lambda *_: said) as (_, client):
+async def test_every_form_that_http_allows_is_decoded(connect: Connect, answer: bytes) -> None:
+    async with serving(connect, lambda *_: answer) as (_, client):
         for _ in range(2):
             assert await post(client) == (200, b"hi")
 
@@ -192,15 +192,15 @@ async def test_a_server_that_cannot_be_reached_is_a_link_error(connect: Connect,
 
 
 @pytest.mark.parametrize(
-    ("said", "why"),
+    ("answer", "why"),
     [
         (b"SMTP ready\r\n\r\n", "does not speak HTTP/1.1"),
         (b"HTTP/1.1 302 Found\r\nLocation: http://xn--/\r\nContent-Length: 0\r\n\r\n", "Malformed A-label"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 2000\r\n\r\n" + b"x" * 2000, "more than 1000 bytes"),
     ],
 )
-async def test_a_wrong_answer_does_not_spoil_the_next(connect: Connect, said: bytes, why: str) -> None:
-    async with serving(connect, lambda connection, count: OK if connection > 1 or count else said) as (_, client):
+async def test_a_wrong_answer_does_not_spoil_the_next(connect: Connect, answer: bytes, why: str) -> None:
+    async with serving(connect, lambda connection, count: OK if connection > 1 or count else answer) as (_, client):
         with pytest.raises(ProtocolError, match=why):
             await post(client)
         assert await post(client) == (200, b"hi")
@@ -323,7 +323,7 @@ _CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
 @pytest.mark.parametrize(
-    ("said", "why"),
+    ("answer", "why"),
     [
         (_CHUNKED + b"2\r\nhi\r\n0\r\nX-Long: " + b"x" * 200_000, "does not speak"),
         (_CHUNKED + b"2;" + b"x" * 200_000, "does not speak|did not answer within"),  # aiohttp reads it without end
@@ -331,8 +331,8 @@ _CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
     ],
     ids=["an endless trailer", "an endless extension of a chunk", "another protocol"],
 )
-async def test_an_answer_s_ornaments_are_bounded(connect: Connect, said: bytes, why: str) -> None:
-    async with serving(connect, lambda *_: said) as (_, client):
+async def test_an_answer_s_ornaments_are_bounded(connect: Connect, answer: bytes, why: str) -> None:
+    async with serving(connect, lambda *_: answer) as (_, client):
         with pytest.raises(LinkError, match=why):
             await post(client, timeout_s=0.5)
 

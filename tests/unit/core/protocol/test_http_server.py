@@ -194,15 +194,15 @@ async def test_an_answered_request_is_freed_without_the_garbage_collector() -> N
 
 
 async def test_an_idle_connection_keeps_nothing_of_its_last_request() -> None:
-    kept: contextvars.ContextVar[Held] = contextvars.ContextVar("kept")
+    context_variable: contextvars.ContextVar[Held] = contextvars.ContextVar("kept")
     bodies: list[weakref.ref[Held]] = []
 
     class Held:
         """What an application holds of a body."""
 
     async def holding(request: asgi.Request) -> Reply:
-        kept.set(Held())
-        bodies.append(weakref.ref(kept.get()))
+        context_variable.set(Held())
+        bodies.append(weakref.ref(context_variable.get()))
         return await echo(request)
 
     async with served(holding) as (_, port), connected(port) as (reader, writer):
@@ -370,11 +370,11 @@ async def test_the_time_in_the_kernel_is_part_of_the_arrival() -> None:
 
 async def test_of_too_many_connections_the_oldest_idle_one_closes() -> None:
     gate = Gate()
-    async with served(gate, ServerLimits(connections=3)) as (server, port), contextlib.AsyncExitStack() as held:
-        asker, oldest, younger = [await held.enter_async_context(connected(port)) for _ in range(3)]
+    async with served(gate, ServerLimits(connections=3)) as (server, port), contextlib.AsyncExitStack() as stack:
+        asker, oldest, younger = [await stack.enter_async_context(connected(port)) for _ in range(3)]
         asker[1].write(asking(b"x"))
         await until(lambda: gate.held == 1 and len(connections(server)) == 3)
-        await held.enter_async_context(connected(port))
+        await stack.enter_async_context(connected(port))
         with contextlib.suppress(ConnectionResetError):
             assert await oldest[0].read() == b""
         gate.opened.set()
@@ -427,9 +427,9 @@ class Pieces:
         self.more = asyncio.Event()
 
     async def __call__(self, _request: asgi.Request) -> asgi.Streamed:
-        held = contextlib.ExitStack()
-        held.callback(self._close)
-        return asgi.Streamed({"Content-Type": "text/plain"}, self._pieces(), held)
+        stack = contextlib.ExitStack()
+        stack.callback(self._close)
+        return asgi.Streamed({"Content-Type": "text/plain"}, self._pieces(), stack)
 
     def _close(self) -> None:
         self.closed += 1

@@ -55,7 +55,7 @@ class Broker:
 
 
 @asynccontextmanager
-async def connected(heard: Callable[[Message], None]) -> AsyncIterator[tuple[Connection, Broker]]:
+async def connected(on_message: Callable[[Message], None]) -> AsyncIterator[tuple[Connection, Broker]]:
     arrived: asyncio.Future[Broker] = asyncio.get_running_loop().create_future()
 
     async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -66,7 +66,7 @@ async def connected(heard: Callable[[Message], None]) -> AsyncIterator[tuple[Con
 
     async with asyncio.timeout(10), await asyncio.start_server(greet, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
-        connection = Connection(MqttSettings("127.0.0.1", port), will=None, on_message=heard)
+        connection = Connection(MqttSettings("127.0.0.1", port), will=None, on_message=on_message)
         await connection.open()
         broker = await arrived
         try:
@@ -78,7 +78,7 @@ async def connected(heard: Callable[[Message], None]) -> AsyncIterator[tuple[Con
 
 async def test_packets_of_one_read_are_all_handled() -> None:
     got: asyncio.Queue[bytes] = asyncio.Queue()
-    async with connected(lambda heard: got.put_nowait(heard.payload)) as (_, broker):
+    async with connected(lambda message: got.put_nowait(message.payload)) as (_, broker):
         last = message(b"t", b"last")
         broker.writer.write(message(b"t", b"1") + message(b"t", b"2", qos=0) + message(b"t", b"3") + last[:5])
         assert [await got.get() for _ in range(3)] == [b"1", b"2", b"3"]
@@ -90,9 +90,9 @@ async def test_an_acknowledgement_names_its_message_and_goes_out_once() -> None:
     got: asyncio.Queue[Message] = asyncio.Queue()
     async with connected(got.put_nowait) as (_, broker):
         broker.writer.write(message(b"t", b"", number=300))
-        heard = await got.get()
-        heard.ack()
-        heard.ack()
+        received = await got.get()
+        received.ack()
+        received.ack()
         head, rest = await broker.packet()
         assert (head, rest[:2]) == (PUBACK, (300).to_bytes(2, "big"))
         with pytest.raises(TimeoutError):
@@ -173,32 +173,32 @@ async def test_a_message_that_paho_would_not_read_is_acknowledged_and_dropped(pr
 
     Fails where paho no longer decodes messages in the method that `mqtt_connection.py` overrides.
     """
-    heard: list[Message] = []
-    async with connected(heard.append) as (connection, broker):
+    messages: list[Message] = []
+    async with connected(messages.append) as (connection, broker):
         broker.writer.write(message(b"t", b"", properties=properties))
         head, answer = await broker.packet()
-        assert (head, answer[:2], heard) == (PUBACK, b"\0\7", [])
+        assert (head, answer[:2], messages) == (PUBACK, b"\0\7", [])
         assert connection.alive
 
 
 async def test_a_listener_is_called_during_the_read() -> None:
     client = MqttClient(MqttSettings("127.0.0.1"))
-    told: list[object] = []
+    events: list[object] = []
 
-    def hear(heard: Message) -> None:
-        told.append(heard.payload)
-        if heard.payload == b"bad":
+    def hear(message: Message) -> None:
+        events.append(message.payload)
+        if message.payload == b"bad":
             raise RuntimeError
 
     await client.listen("t/+", hear)
     for payload in (b"bad", b"good"):
-        client._dispatch(Message("t/1", payload, ack=lambda: told.append("acknowledged")))
-    assert told == [b"bad", "acknowledged", b"good", "acknowledged"]
+        client._dispatch(Message("t/1", payload, ack=lambda: events.append("acknowledged")))
+    assert events == [b"bad", "acknowledged", b"good", "acknowledged"]
 
 
 async def test_next_connection_makes_the_interrupted_subscription() -> None:
     connections = 0
-    heard: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+    received: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         nonlocal connections
@@ -217,8 +217,8 @@ async def test_next_connection_makes_the_interrupted_subscription() -> None:
         client = MqttClient(MqttSettings("127.0.0.1", server.sockets[0].getsockname()[1]))
         await client.connect(5)
         try:
-            await client.listen("t", lambda found: heard.set_result(found.payload))
-            assert await heard == b"x"
+            await client.listen("t", lambda found: received.set_result(found.payload))
+            assert await received == b"x"
         finally:
             await client.close()
 

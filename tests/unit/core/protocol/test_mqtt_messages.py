@@ -148,9 +148,9 @@ def delivered(publication: Publication, **changes: object) -> Message:
     return Message(**(fields | changes))
 
 
-def published(asked: object = None, now_s: float = 100.0) -> Publication:
+def published(infer_request: object = None, now_s: float = 100.0) -> Publication:
     return mqtt_messages.request_publication(
-        asked or request(2, deadline_s=100.25, full_model_digest="ab" * 32),
+        infer_request or request(2, deadline_s=100.25, full_model_digest="ab" * 32),
         topic="firstline/v1/cam/req/digits",
         response_topic="firstline/v1/cam/res",
         correlation_data=b"17",
@@ -163,15 +163,15 @@ def read_back(message: Message) -> InferRequest:
 
 
 def test_a_request_is_read_back() -> None:
-    asked = request(2, deadline_s=100.25, priority=1, full_model_digest="ab" * 32)
-    publication = published(asked)
+    infer_request = request(2, deadline_s=100.25, priority=1, full_model_digest="ab" * 32)
+    publication = published(infer_request)
     assert publication.response_topic == "firstline/v1/cam/res"
     assert publication.correlation_data == b"17"
     assert publication.properties["deadline-ms"] == "250"
     assert publication.expiry_s == 1  # whole seconds, rounded up
     assert not publication.retain
     read = read_back(delivered(publication))
-    assert (read.request_id, read.model, read.version) == (asked.request_id, "digits", "1")
+    assert (read.request_id, read.model, read.version) == (infer_request.request_id, "digits", "1")
     assert read.principal == "cam"
     assert read.full_model_digest == "ab" * 32
     assert read.deadline_s == pytest.approx(7.25)
@@ -184,9 +184,9 @@ def test_request_and_answer_carry_the_trace_in_user_properties() -> None:
     publication = published(request(trace=context))
     assert {"traceparent": context.traceparent, "tracestate": "a=1"}.items() <= publication.properties.items()
     assert context.trace_id.encode() not in publication.payload
-    came = delivered(publication)
+    delivery = delivered(publication)
     read = mqtt_messages.read_request(
-        came, "digits", Origin(now_s=7.0, principal="cam", trace=mqtt_messages.trace_of(came))
+        delivery, "digits", Origin(now_s=7.0, principal="cam", trace=mqtt_messages.trace_of(delivery))
     )
     assert (read.trace.trace_id, read.trace.parent_id) == (context.trace_id, context.span_id)
     answer = mqtt_messages.response_publication(read, response(read), topic="t")
@@ -236,9 +236,9 @@ def test_an_invalid_number_in_a_property_is_refused(name: str, text: str) -> Non
 
 
 def test_an_answer_is_read_back() -> None:
-    asked = request(3, binary_output=True)
-    answer = response(asked, value=0.25)
-    publication = mqtt_messages.response_publication(asked, answer, topic="t", correlation_data=b"17")
+    infer_request = request(3, binary_output=True)
+    answer = response(infer_request, value=0.25)
+    publication = mqtt_messages.response_publication(infer_request, answer, topic="t", correlation_data=b"17")
     assert publication.properties["status"] == "ok"
     read = mqtt_messages.read_response(delivered(publication))
     assert read.answer == answer.answer

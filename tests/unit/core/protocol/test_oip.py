@@ -117,9 +117,9 @@ class TestRequest:
         assert got.full_model_digest == sent.full_model_digest
         assert got.deadline_s == pytest.approx(102.5)
 
-    @pytest.mark.parametrize(("said", "level"), [(0, 0), (1, 1), (2, 2), (3, 3), (4, 3), (2**64 - 1, 3)])
-    def test_a_priority_below_the_lowest_level_is_the_lowest(self, said: int, level: int) -> None:
-        assert decode_request("m", body(parameters={"priority": said}), None).priority == level
+    @pytest.mark.parametrize(("priority", "level"), [(0, 0), (1, 1), (2, 2), (3, 3), (4, 3), (2**64 - 1, 3)])
+    def test_a_priority_below_the_lowest_level_is_the_lowest(self, priority: int, level: int) -> None:
+        assert decode_request("m", body(parameters={"priority": priority}), None).priority == level
 
     def test_a_passed_deadline_is_sent_as_one_microsecond(self) -> None:
         encoded = encode_request(request(deadline_s=1.0), binary=False, now_s=9.0)
@@ -147,7 +147,7 @@ class TestRequest:
         assert UUID(decode_request("m", body(), None, Origin(trust_request_id=True)).request_id).version == 7
 
     @pytest.mark.parametrize(
-        ("parameters", "says"),
+        ("parameters", "message"),
         [
             ({"route": {}}, "auto, edge, cloud"),
             ({"privacy": "LOCAL_ONLY"}, "any, local_only"),
@@ -167,12 +167,12 @@ class TestRequest:
             ({"request_id": f"{{{REQUEST_ID}}}"}, "UUID"),
         ],
     )
-    def test_an_invalid_value_of_a_parameter_is_refused(self, parameters: dict[str, object], says: str) -> None:
-        with pytest.raises(RequestError, match=f"'{next(iter(parameters))}'.*{says}"):
+    def test_an_invalid_value_of_a_parameter_is_refused(self, parameters: dict[str, object], message: str) -> None:
+        with pytest.raises(RequestError, match=f"'{next(iter(parameters))}'.*{message}"):
             decode_request("m", body(parameters=parameters), None, Origin(trust_request_id=True))
 
     @pytest.mark.parametrize(
-        ("sent", "says"),
+        ("sent", "message"),
         [
             (b"\xff", "not valid JSON"),
             (b"[" * 100_000, "not valid JSON"),
@@ -201,8 +201,8 @@ class TestRequest:
             (body(id=7), "'id'"),
         ],
     )
-    def test_a_malformed_body_is_refused_with_a_reason(self, sent: bytes, says: str) -> None:
-        with pytest.raises(RequestError, match=says):
+    def test_a_malformed_body_is_refused_with_a_reason(self, sent: bytes, message: str) -> None:
+        with pytest.raises(RequestError, match=message):
             decode_request("m", sent, None)
 
     @pytest.mark.parametrize("length", [-1, 0, len(TRITON_BINARY) + 1, 10**17])
@@ -241,8 +241,8 @@ class TestRequest:
 class TestResponse:
     def test_only_requested_outputs_are_returned_in_their_order(self) -> None:
         outputs = tuple(Tensor(name, np.zeros((1, 1), np.int8)) for name in ("a", "b", "c"))
-        asked = request(outputs=(RequestedOutput("c", True), RequestedOutput("a")))
-        encoded = encode_response(asked, InferResponse("m", "1", outputs))
+        infer_request = request(outputs=(RequestedOutput("c", True), RequestedOutput("a")))
+        encoded = encode_response(infer_request, InferResponse("m", "1", outputs))
         got = decode_response(encoded.body, encoded.header_length)
         assert [each.name for each in got.outputs] == ["c", "a"]
         with pytest.raises(InvalidTensorError, match="no output 'd'; it has: a, b, c"):

@@ -21,7 +21,7 @@ def test_fields_written_by_protobuf_are_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "said"),
+    ("data", "message"),
     [
         (b"\x0a\x05abc", "ends too early"),
         (b"\x0d\x00\x00", "ends too early"),
@@ -31,6 +31,6 @@ def test_fields_written_by_protobuf_are_read(tmp_path: Path) -> None:
         (b"\x0b", "has another format"),
     ],
 )
-def test_truncated_or_foreign_bytes_are_refused(data: bytes, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_truncated_or_foreign_bytes_are_refused(data: bytes, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         list(spans(memoryview(data)))

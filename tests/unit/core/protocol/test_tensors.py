@@ -11,7 +11,7 @@ from firstline_core.types import DATATYPES, Tensor
 
 
 @pytest.mark.parametrize(
-    ("datatype", "values", "says"),
+    ("datatype", "values", "message"),
     [
         ("UINT8", [300], "300 at element 0; UINT8 holds 0 to 255"),
         ("INT8", [0, -129], "-129 at element 1"),
@@ -33,8 +33,8 @@ from firstline_core.types import DATATYPES, Tensor
         ("FP32", [[1.0]], "FP32 takes numbers"),
     ],
 )
-def test_a_value_that_does_not_fit_is_named(datatype: str, values: list[Any], says: str) -> None:
-    with pytest.raises(InvalidTensorError, match=f"^Input 'x'.*{says}"):
+def test_a_value_that_does_not_fit_is_named(datatype: str, values: list[Any], message: str) -> None:
+    with pytest.raises(InvalidTensorError, match=f"^Input 'x'.*{message}"):
         from_json("Input 'x'", datatype, (len(values),), values)
 
 
@@ -61,7 +61,7 @@ def test_data_of_another_shape(data: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("datatype", "raw", "says"),
+    ("datatype", "raw", "message"),
     [
         ("FP32", b"\0" * 7, "7 bytes.*needs 8"),
         ("FP32", b"\0" * 9, "9 bytes.*needs 8"),
@@ -73,8 +73,8 @@ def test_data_of_another_shape(data: Any) -> None:
         ("BYTES", b"\0" * 9, "1 byte after its last BYTES element"),
     ],
 )
-def test_raw_bytes_that_do_not_fit(datatype: str, raw: bytes, says: str) -> None:
-    with pytest.raises(InvalidTensorError, match=f"^Input 'x'.*{says}"):
+def test_raw_bytes_that_do_not_fit(datatype: str, raw: bytes, message: str) -> None:
+    with pytest.raises(InvalidTensorError, match=f"^Input 'x'.*{message}"):
         from_binary("Input 'x'", datatype, (2,), memoryview(raw))
 
 

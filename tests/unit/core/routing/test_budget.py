@@ -42,16 +42,16 @@ def simulate(
         times = arrivals(rng, mean * load)
         values = rng.beta(0.5, 2, len(times))
         costs = rng.lognormal(-0.125, 0.5, len(times)) * 1000.0 * scale
-        gained, spent, came, last = 0.0, 0.0, 0.0, 0.0
+        gained, spent, demand, last = 0.0, 0.0, 0.0, 0.0
         for at_s, value, cost in zip(times.tolist(), values.tolist(), costs.tolist(), strict=True):
-            came += cost
+            demand += cost
             now_s = (START_DAY + day) * DAY_S + at_s
             if account.decide(value, Cost(cost), now_s, demanded=True) is None and account.take(Cost(cost), now_s):
-                gained, spent, last = gained + value, spent + cost, came
+                gained, spent, last = gained + value, spent + cost, demand
         order = np.argsort(-values / costs)
         best = values[order][np.cumsum(costs[order]) <= amount].sum()
         assert spent <= amount
-        found.append(Day(spent / min(amount, costs.sum()), gained / best, last / came))
+        found.append(Day(spent / min(amount, costs.sum()), gained / best, last / demand))
     return found
 
 

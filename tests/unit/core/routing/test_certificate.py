@@ -46,7 +46,7 @@ def test_an_invalid_certificate_names_the_reason() -> None:
 
 
 @pytest.mark.parametrize(
-    ("contract", "graded", "says"),
+    ("contract", "graded", "sentence"),
     [
         ("disagreement", False, "at most 5 % of edge answers disagree with the full model"),
         ("disagreement", True, "the mean loss of edge answers against the full model's is at most 5 %"),
@@ -60,9 +60,9 @@ def test_an_invalid_certificate_names_the_reason() -> None:
         ),
     ],
 )
-def test_the_promise_is_a_sentence(contract: Contract, graded: bool, says: str) -> None:
+def test_the_promise_is_a_sentence(contract: Contract, graded: bool, sentence: str) -> None:
     certificate = msgspec.structs.replace(EDGE.certificate, contract=contract, graded=graded)
-    assert certificate.promise == f"{says}, with confidence 90 %"
+    assert certificate.promise == f"{sentence}, with confidence 90 %"
     manifest = msgspec.structs.replace(MANIFEST, edge=(msgspec.structs.replace(EDGE, certificate=certificate),))
     assert parse_manifest(encode_manifest(manifest)) == manifest
     assert (b"graded" in encode_manifest(manifest)) is graded
@@ -104,24 +104,24 @@ def test_a_promise_about_events_names_each_with_its_bound() -> None:
     )
     assert events.audit_bounds == {"missed person": 0.05, "invented cat": 0.1}
     assert EDGE.certificate.audit_bounds == {"": EDGE.certificate.audit_epsilon}
-    for change, says in (
+    for change, message in (
         ({"events": {}}, "if and only if its contract"),
         ({"contract": "harm"}, "if and only if its contract"),
         ({"audit_epsilon": 0.1}, "each event has its own"),
         ({"epsilon": 0.2}, "the largest of theirs"),
         ({"labels_digest": ""}, "a labels_digest if and only if"),
     ):
-        with pytest.raises(ValueError, match=says):
+        with pytest.raises(ValueError, match=message):
             msgspec.structs.replace(events, **change)
     with pytest.raises(ValueError, match="does not certify"):
         EventPromise(0.05, 0.1, 300, 0.8, 0.06)
 
 
 @pytest.mark.parametrize(
-    ("edges", "shares", "says"), [((0.5,), (1.0,), "1 edges make 2 bins"), ((0.5, 0.5), (0.2, 0.2, 0.6), "ascend")]
+    ("edges", "shares", "message"), [((0.5,), (1.0,), "1 edges make 2 bins"), ((0.5, 0.5), (0.2, 0.2, 0.6), "ascend")]
 )
-def test_an_impossible_histogram_is_refused(edges: tuple[float, ...], shares: tuple[float, ...], says: str) -> None:
-    with pytest.raises(ValueError, match=says):
+def test_an_impossible_histogram_is_refused(edges: tuple[float, ...], shares: tuple[float, ...], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         Histogram(edges, shares)
 
 

@@ -106,7 +106,7 @@ def test_losses_between_0_and_1(n: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("scores", "losses", "epsilon", "delta", "says"),
+    ("scores", "losses", "epsilon", "delta", "message"),
     [
         ([1.0], [0, 0], 0.1, 0.1, "one each a row"),
         ([1.0], [2], 0.1, 0.1, "loss of row 0 is 2"),
@@ -115,8 +115,8 @@ def test_losses_between_0_and_1(n: int) -> None:
         ([1.0], [0], 0.1, 1, "delta is 1"),
     ],
 )
-def test_invalid_arguments_are_refused(scores: Any, losses: Any, epsilon: Any, delta: Any, says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
+def test_invalid_arguments_are_refused(scores: Any, losses: Any, epsilon: Any, delta: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         certify(scores, losses, epsilon, delta)
 
 

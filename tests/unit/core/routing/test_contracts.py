@@ -158,9 +158,9 @@ def test_weights_correct_a_draw_that_hides_errors() -> None:
     assert broken["plain"] > 15
 
 
-@pytest.mark.parametrize(("weights", "says"), [([1, 0], "above 0"), ([1, np.nan], "above 0"), ([1], "one each a row")])
-def test_invalid_weights_are_refused(weights: list[float], says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
+@pytest.mark.parametrize(("weights", "error"), [([1, 0], "above 0"), ([1, np.nan], "above 0"), ([1], "one each a row")])
+def test_invalid_weights_are_refused(weights: list[float], error: str) -> None:
+    with pytest.raises(ConfigError, match=error):
         certify_weighted([0.5, 0.6], [0, 1], weights, 0.05, 0.1)
 
 

@@ -72,12 +72,12 @@ def test_invalid_histograms_are_refused(expected: list[float], observed: list[fl
 
 def test_other_scores_are_drift_and_chance_is_not() -> None:
     random = np.random.default_rng(1)
-    known = drift.histogram(random.random(650))
-    assert known is not None
+    reference = drift.histogram(random.random(650))
+    assert reference is not None
 
     def index(scores: np.ndarray[tuple[int], np.dtype[np.float64]]) -> float:
-        seen = np.bincount(drift.bins_of(scores, known.edges), minlength=20)
-        raw = drift.population_stability_index(np.array(known.shares) * 650, seen)
+        seen = np.bincount(drift.bins_of(scores, reference.edges), minlength=20)
+        raw = drift.population_stability_index(np.array(reference.shares) * 650, seen)
         return drift.beyond_chance(raw, 20, 650, len(scores))
 
     same = [index(random.random(500)) for _ in range(200)]

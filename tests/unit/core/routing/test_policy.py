@@ -29,7 +29,7 @@ def evidence(
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"),
+    ("arguments", "expected"),
     [
         (evidence(), None),
         (evidence(size_bytes=11), TierDecision(Tier.CLOUD, Reason.HEAVY)),
@@ -40,12 +40,12 @@ def evidence(
         (evidence(Route.EDGE, Privacy.LOCAL_ONLY), TierDecision(Tier.EDGE, Reason.LOCAL_ONLY)),
     ],
 )
-def test_before(given: dict[str, Any], expected: TierDecision | None) -> None:
-    assert before(**given) == expected
+def test_before(arguments: dict[str, Any], expected: TierDecision | None) -> None:
+    assert before(**arguments) == expected
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("arguments", "message"),
     [
         (evidence(Route.EDGE, size_bytes=11), "route=edge, but its payload of 11 bytes is over .* limit of 10"),
         (evidence(Route.EDGE, holds_model=False), "route=edge, but this device holds no edge variant"),
@@ -53,9 +53,9 @@ def test_before(given: dict[str, Any], expected: TierDecision | None) -> None:
         (evidence(Route.CLOUD, Privacy.LOCAL_ONLY), "privacy=local_only and route=cloud exclude each other"),
     ],
 )
-def test_a_request_that_no_tier_may_answer_is_refused(given: dict[str, Any], message: str) -> None:
+def test_a_request_that_no_tier_may_answer_is_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(RequestError, match=message):
-        before(**given)
+        before(**arguments)
 
 
 KEPT, ESCALATED = TierDecision(Tier.EDGE, Reason.CONFIDENT), TierDecision(Tier.CLOUD, Reason.UNCERTAIN)
@@ -137,8 +137,8 @@ class TestGroundlight:
     def test_a_pause_follows_each_escalation(self) -> None:
         policy, state = make_policy("groundlight", threshold=0.9, pause_s=2.0), PolicyState()
         decisions = [policy.decide(seen(0.5, now_s=now_s), state) for now_s in (100.0, 101.0, 102.0, 102.1)]
-        held = TierDecision(Tier.EDGE, Reason.BUDGET)
-        assert decisions == [ESCALATED, held, held, ESCALATED]
+        paused = TierDecision(Tier.EDGE, Reason.BUDGET)
+        assert decisions == [ESCALATED, paused, paused, ESCALATED]
 
     def test_the_confident_is_kept_and_starts_no_pause(self) -> None:
         policy, state = make_policy("groundlight"), PolicyState()

@@ -78,7 +78,7 @@ def test_an_absent_file_is_refused(load: Load, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "dtype", "said"),
+    ("array", "dtype", "message"),
     [
         (np.array([[1.0, -1e6]], np.float32), np.float16, r"float16, up to 65504, but was fed values up to 1e\+06"),
         (np.array([[1e300]]), np.float32, r"takes float32, up to 3\.40282e\+38, but was fed values up to 1e\+300"),
@@ -86,13 +86,13 @@ def test_an_absent_file_is_refused(load: Load, tmp_path: Path) -> None:
         (np.array([[70_000]], np.int64), np.float16, "up to 70000"),
     ],
 )
-def test_no_finite_value_becomes_infinite(given: Any, dtype: type, said: str) -> None:
-    with pytest.raises(InvalidTensorError, match=f"'x' .*{said}"):
-        cast_feed("x", given, np.dtype(dtype))
+def test_no_finite_value_becomes_infinite(array: Any, dtype: type, message: str) -> None:
+    with pytest.raises(InvalidTensorError, match=f"'x' .*{message}"):
+        cast_feed("x", array, np.dtype(dtype))
 
 
 @pytest.mark.parametrize(
-    ("given", "dtype"),
+    ("array", "dtype"),
     [
         (np.array([[65504.0, -65504.0]], np.float32), np.float16),
         (np.array([[2**24 + 1]], np.int64), np.float32),
@@ -101,9 +101,9 @@ def test_no_finite_value_becomes_infinite(given: Any, dtype: type, said: str) ->
         (np.zeros((0, 3)), np.float32),
     ],
 )
-def test_lossless_casts_are_accepted(given: Any, dtype: type) -> None:
-    found = cast_feed("x", given, np.dtype(dtype))
-    np.testing.assert_array_equal(found, given.astype(dtype), strict=True)
+def test_lossless_casts_are_accepted(array: Any, dtype: type) -> None:
+    found = cast_feed("x", array, np.dtype(dtype))
+    np.testing.assert_array_equal(found, array.astype(dtype), strict=True)
 
 
 class Above:

@@ -137,11 +137,11 @@ def test_wrong_feeds_are_named() -> None:
 def test_answers_do_not_change_when_the_model_runs_again() -> None:
     runtime = load(FLOAT)
     first = outputs(runtime, digits(1, runtime, seed=0))
-    kept = first.copy()
+    expected = first.copy()
     outputs(runtime, digits(1, runtime, seed=1))
-    np.testing.assert_array_equal(first, kept)
+    np.testing.assert_array_equal(first, expected)
     first[:] = 0  # and are the caller's own
-    np.testing.assert_array_equal(outputs(runtime, digits(1, runtime, seed=0)), kept)
+    np.testing.assert_array_equal(outputs(runtime, digits(1, runtime, seed=0)), expected)
 
 
 def test_variables_carry_nothing_from_one_row_to_the_next() -> None:

@@ -55,10 +55,10 @@ def test_a_fixed_batch_takes_any_number_of_rows(tmp_path: Path, batch: int, rows
     np.testing.assert_allclose(runtime.run({"x": x})["logits"], x @ WEIGHTS, rtol=1e-5)
 
 
-@pytest.mark.parametrize("given", [np.float16, np.float64, np.uint8, np.int64])
-def test_casts_to_the_declared_float(tmp_path: Path, given: type) -> None:
+@pytest.mark.parametrize("dtype", [np.float16, np.float64, np.uint8, np.int64])
+def test_casts_to_the_declared_float(tmp_path: Path, dtype: type) -> None:
     runtime = load(linear(tmp_path / "m.onnx", WEIGHTS))
-    found = runtime.run({"x": np.array([[1, 2]], given)})["logits"]
+    found = runtime.run({"x": np.array([[1, 2]], dtype)})["logits"]
     np.testing.assert_allclose(found, [[6, 9, 12]])
 
 

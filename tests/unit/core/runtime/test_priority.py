@@ -21,11 +21,11 @@ print(os.nice(0), os.sched_getscheduler(0) == os.SCHED_IDLE)
 """
 
 
-@pytest.mark.parametrize(("forbidden", "said"), [(False, "19 True"), (True, "19 False")])
-def test_the_priority_is_the_lowest_that_is_allowed(forbidden: bool, said: str) -> None:
+@pytest.mark.parametrize(("forbidden", "expected"), [(False, "19 True"), (True, "19 False")])
+def test_the_priority_is_the_lowest_that_is_allowed(forbidden: bool, expected: str) -> None:
     script = _SAYS.format(forbidden=forbidden)
     found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == said
+    assert found.stdout.strip() == expected
 
 
 def test_a_thread_gives_way_to_those_of_its_own_process() -> None:

@@ -19,7 +19,7 @@ def written(file: Path, nodes: list[Any], opset: int = 17, **constants: Any) -> 
 
 
 @pytest.mark.parametrize(
-    ("made", "opset", "constants"),
+    ("node", "opset", "constants"),
     [
         (node("Softmax", axis=0), 17, {}),
         (node("LogSoftmax", axis=0), 11, {}),
@@ -35,14 +35,14 @@ def written(file: Path, nodes: list[Any], opset: int = 17, **constants: Any) -> 
         (node("LSTM", "w", "r", hidden_size=3), 17, {}),
     ],
 )
-def test_operators_that_mix_rows_are_named(tmp_path: Path, made: Any, opset: int, constants: dict[str, Any]) -> None:
-    found = find_row_operator(written(tmp_path / "m.onnx", [made], opset, **constants), "onnx", "batch")
-    assert (found.kind, found.name) == (made.op_type, "/layer")
-    assert str(found).startswith(f"{made.op_type} '/layer' ")
+def test_operators_that_mix_rows_are_named(tmp_path: Path, node: Any, opset: int, constants: dict[str, Any]) -> None:
+    found = find_row_operator(written(tmp_path / "m.onnx", [node], opset, **constants), "onnx", "batch")
+    assert (found.kind, found.name) == (node.op_type, "/layer")
+    assert str(found).startswith(f"{node.op_type} '/layer' ")
 
 
 @pytest.mark.parametrize(
-    ("made", "opset", "constants"),
+    ("node", "opset", "constants"),
     [
         (node("Dropout", "ratio", "training"), 17, {"ratio": 0.5, "training": True}),
         (node("Dropout", "ratio", "training"), 17, {"ratio": 0.5}),  # the graph computes it
@@ -51,13 +51,13 @@ def test_operators_that_mix_rows_are_named(tmp_path: Path, made: Any, opset: int
         (node("Bernoulli"), 17, {}),
     ],
 )
-def test_operators_of_chance_are_named(tmp_path: Path, made: Any, opset: int, constants: dict[str, Any]) -> None:
-    found = find_row_operator(written(tmp_path / "m.onnx", [made], opset, **constants), "onnx", "run")
-    assert found is not None and found.kind == made.op_type
+def test_operators_of_chance_are_named(tmp_path: Path, node: Any, opset: int, constants: dict[str, Any]) -> None:
+    found = find_row_operator(written(tmp_path / "m.onnx", [node], opset, **constants), "onnx", "run")
+    assert found is not None and found.kind == node.op_type
 
 
 @pytest.mark.parametrize(
-    ("made", "opset", "constants"),
+    ("node", "opset", "constants"),
     [
         (node("Softmax"), 11, {}),
         (node("Softmax"), 17, {}),
@@ -74,8 +74,8 @@ def test_operators_of_chance_are_named(tmp_path: Path, made: Any, opset: int, co
         (node("Dropout", is_test=1), 6, {}),
     ],
 )
-def test_innocent_operators_are_not_named(tmp_path: Path, made: Any, opset: int, constants: dict[str, Any]) -> None:
-    file = written(tmp_path / "m.onnx", [made], opset, **constants)
+def test_innocent_operators_are_not_named(tmp_path: Path, node: Any, opset: int, constants: dict[str, Any]) -> None:
+    file = written(tmp_path / "m.onnx", [node], opset, **constants)
     assert find_row_operator(file, "onnx", "batch") is None
     assert find_row_operator(file, "onnx", "run") is None
 

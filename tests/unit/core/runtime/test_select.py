@@ -27,7 +27,7 @@ def test_a_file_of_the_other_runtime_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("providers", "says"),
+    ("providers", "message"),
     [
         (
             ("NoSuchExecutionProvider", "CPUExecutionProvider"),
@@ -36,11 +36,11 @@ def test_a_file_of_the_other_runtime_is_refused(tmp_path: Path) -> None:
         ((), "names no execution provider"),
     ],
 )
-def test_an_unknown_provider_is_a_wrong_setting(tmp_path: Path, providers: tuple[str, ...], says: str) -> None:
+def test_an_unknown_provider_is_a_wrong_setting(tmp_path: Path, providers: tuple[str, ...], message: str) -> None:
     path = linear(tmp_path / "m.onnx", np.ones((2, 2), np.float32))
-    with pytest.raises(ModelLoadError, match=says):
+    with pytest.raises(ModelLoadError, match=message):
         load_runtime(path, "onnx", RuntimeOptions(providers=providers))
-    with pytest.raises(ConfigError, match=rf"models\.providers {says}"):
+    with pytest.raises(ConfigError, match=rf"models\.providers {message}"):
         check_options(RuntimeOptions(providers=providers), "models.providers")
 
 

@@ -56,17 +56,17 @@ def test_a_file_is_given_to_the_folders_owner(tmp_path: Path, monkeypatch: pytes
     def refuse(_descriptor: int, _user: int, _group: int) -> None:
         raise PermissionError(errno.EPERM, "Operation not permitted")
 
-    given: list[tuple[int, int]] = []
+    owners: list[tuple[int, int]] = []
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr(os, "chown", refuse)  # as root without CAP_CHOWN
     files.write_whole(tmp_path / "own", b"own")
     assert stat.S_IMODE((tmp_path / "own").stat().st_mode) == 0o600
     with pytest.raises(PermissionError):
         files.write_whole(tmp_path / "shared", b"shared", folder_owners_mode=0o644)
-    monkeypatch.setattr(os, "chown", lambda _descriptor, user, group: given.append((user, group)))
+    monkeypatch.setattr(os, "chown", lambda _descriptor, user, group: owners.append((user, group)))
     files.write_whole(tmp_path / "shared", b"shared", folder_owners_mode=0o644)
     owner = tmp_path.stat()
-    assert given == [(owner.st_uid, owner.st_gid)]
+    assert owners == [(owner.st_uid, owner.st_gid)]
     assert stat.S_IMODE((tmp_path / "shared").stat().st_mode) == 0o644
 
 

@@ -59,9 +59,9 @@ def writer_of(store: Store) -> Writer:
 
 @pytest.fixture
 def writer(store: Store) -> Iterator[Writer]:
-    made = writer_of(store)
-    yield made
-    assert made.close()
+    writer = writer_of(store)
+    yield writer
+    assert writer.close()
 
 
 def insert(connection: sqlite3.Connection, key: str) -> int:
@@ -71,14 +71,14 @@ def insert(connection: sqlite3.Connection, key: str) -> int:
 @contextmanager
 def one_group(writer: Writer) -> Iterator[None]:
     """What is submitted within the block makes one group."""
-    held, gate = threading.Event(), threading.Event()
+    entered, gate = threading.Event(), threading.Event()
 
     def hold(_: sqlite3.Connection) -> None:
-        held.set()
+        entered.set()
         gate.wait(10)
 
     writer.submit(hold)
-    assert held.wait(10)
+    assert entered.wait(10)
     try:
         yield
     finally:

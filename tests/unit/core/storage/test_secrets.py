@@ -18,7 +18,7 @@ def test_there_is_no_secret_without_a_file() -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         (b"", "is empty"),
         (b" \n", "is empty"),
@@ -28,10 +28,10 @@ def test_there_is_no_secret_without_a_file() -> None:
         (b"hush" * 2000, "has more than 4096 bytes"),
     ],
 )
-def test_an_invalid_secret_is_refused_and_not_shown(tmp_path: Path, content: bytes, said: str) -> None:
+def test_an_invalid_secret_is_refused_and_not_shown(tmp_path: Path, content: bytes, message: str) -> None:
     file = tmp_path / "secret"
     file.write_bytes(content)
-    with pytest.raises(ConfigError, match=said) as caught:
+    with pytest.raises(ConfigError, match=message) as caught:
         read_secret(str(file), "mqtt.password_file")
     assert caught.value.message.startswith(f"mqtt.password_file: {file} ")
     assert "hush" not in caught.value.message

@@ -76,7 +76,7 @@ def test_lists_in_the_environment_are_json() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         (
             "[[links]]\nkind = 'a'\n[[links]]\nkind = 'b'\nulr = 'c'\n",
@@ -108,10 +108,10 @@ def test_lists_in_the_environment_are_json() -> None:
         ("[run]\nlevell = 'x'\n", "did you mean 'run.level'?"),
     ],
 )
-def test_an_unknown_key_is_named_with_its_line(tmp_path: Path, text: str, said: str) -> None:
+def test_an_unknown_key_is_named_with_its_line(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load(Settings, file=written(tmp_path, text))
-    assert said in caught.value.message
+    assert message in caught.value.message
 
 
 def test_a_flag_without_a_section_is_named() -> None:
@@ -136,9 +136,9 @@ def test_variables_of_kubernetes_are_ignored() -> None:
         "X_PORT_8080_TCP": link, "X_PORT_8080_TCP_PROTO": "tcp", "X_PORT_8080_TCP_PORT": "8080",
         "X_PORT_8080_TCP_ADDR": "10.0.0.11", "X_": "", "X_API__PORT": "9",
     }  # fmt: skip
-    said: list[str] = []
-    assert load(Settings, environ=environ, prefix="X_", warn=said.append) == Settings(api=Api(port=9))
-    assert said == [
+    warnings: list[str] = []
+    assert load(Settings, environ=environ, prefix="X_", warn=warnings.append) == Settings(api=Api(port=9))
+    assert warnings == [
         "Ignored in the environment: X_SERVICE_HOST, X_SERVICE_PORT, X_SERVICE_PORT_HTTP and 6 more; a setting is "
         "spelled X_SECTION__KEY, with two underscores."
     ]
@@ -149,9 +149,9 @@ def test_variables_of_kubernetes_are_ignored() -> None:
     [("X_API_PORT", "X_API__PORT"), ("X_API_OPEN_METRIC", "X_API__OPEN_METRICS"), ("X_LINK", "X_LINKS")],
 )
 def test_a_misspelt_variable_is_reported_with_the_right_spelling(variable: str, meant: str) -> None:
-    said: list[str] = []
-    assert load(Settings, environ={variable: "1"}, prefix="X_", warn=said.append) == Settings()
-    assert said == [f"The environment variable {variable} is ignored; did you mean {meant}?"]
+    warnings: list[str] = []
+    assert load(Settings, environ={variable: "1"}, prefix="X_", warn=warnings.append) == Settings()
+    assert warnings == [f"The environment variable {variable} is ignored; did you mean {meant}?"]
 
 
 def test_warnings_go_to_the_log_by_default(caplog: pytest.LogCaptureFixture) -> None:

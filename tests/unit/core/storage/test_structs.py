@@ -26,7 +26,7 @@ def test_unknown_fields_are_ignored(kind: type[Note] | type[Plain]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         (b"{}", "note.json is no note: the field 'text' is missing"),
         (b"\xff", "note.json is no note"),
@@ -34,6 +34,6 @@ def test_unknown_fields_are_ignored(kind: type[Note] | type[Plain]) -> None:
         (b" " * 41, "note.json has 41 bytes; at most 40 are read."),
     ],
 )
-def test_another_document_is_refused_with_a_reason(content: bytes, said: str) -> None:
-    with pytest.raises(ProtocolError, match=said.replace(".", r"\.")):
+def test_another_document_is_refused_with_a_reason(content: bytes, message: str) -> None:
+    with pytest.raises(ProtocolError, match=message.replace(".", r"\.")):
         _read(content)

@@ -49,13 +49,13 @@ def test_scores_follow_the_distance_from_the_operating_score() -> None:
 def test_figures_of_rows_and_events() -> None:
     #       event: rows 2 to 4, found in row 3      not found   of another recording
     true = [0, 0, 1, 1, 1, 0, 0, 1, 0, -1, 1, 0]
-    said = [0, 1, 0, 1, 1, 0, 1, 0, 0, 1, 1, 0]
+    predicted = [0, 1, 0, 1, 1, 0, 1, 0, 0, 1, 1, 0]
     truth = {
         "label": np.array(true),
         "time": np.array([0, 10, 20, 30, 40, 50, 60, 70, 80, 90, 1000, 1010.0]),
         "sequence": np.array([0] * 10 + [1] * 2),
     }
-    found = TASK.summary(decisions(*said), {}, truth)
+    found = TASK.summary(decisions(*predicted), {}, truth)
     assert found == pytest.approx(
         {
             "f1": 2 * 3 / (5 + 5),
@@ -67,15 +67,15 @@ def test_figures_of_rows_and_events() -> None:
             "false_alarms_per_day": 2 * 86400 / 90,
         }
     )
-    assert set(TASK.summary(decisions(*said), {}, {"label": truth["label"]})) == set(found) - {
+    assert set(TASK.summary(decisions(*predicted), {}, {"label": truth["label"]})) == set(found) - {
         "delay_s",
         "false_alarms_per_day",
     }
     alternating = np.array([0, 10, 1, 11, *range(2, 10)])  # two recordings alternate in the data
     assert TASK.summary(
-        decisions(*np.array(said)[alternating]), {}, {name: array[alternating] for name, array in truth.items()}
+        decisions(*np.array(predicted)[alternating]), {}, {name: array[alternating] for name, array in truth.items()}
     ) == pytest.approx(found)
-    assert TASK.truth_loss(decisions(*said), truth).tolist() == [float(a != b) for a, b in zip(true, said, strict=True)]
+    assert TASK.truth_loss(decisions(*predicted), truth).tolist() == np.not_equal(true, predicted).tolist()
     assert "delay_rows" not in TASK.summary(decisions(0, 0), {}, {"label": np.array([0, 1])})
     with pytest.raises(ConfigError, match="the data has none"):
         TASK.summary(decisions(0), {}, {"label": np.array([-1])})
@@ -142,12 +142,12 @@ def test_a_reconstruction_in_another_layout_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "rebuilt"),
+    ("shape", "rebuilt"),
     [((2, 3, 8, 8), (2, 192)), ((2, 8, 8, 1), (2, 1, 8, 8)), ((2, 1, 9), (2, 9, 1)), ((2, 8, 8), (2, 8, 8, 1))],
 )
-def test_layouts_with_one_order_of_values_are_compared(given: tuple[int, ...], rebuilt: tuple[int, ...]) -> None:
+def test_layouts_with_one_order_of_values_are_compared(shape: tuple[int, ...], rebuilt: tuple[int, ...]) -> None:
     values = np.arange(2 * 192, dtype=np.float32)
-    rows, output = {"x": np.resize(values, given)}, {"y": np.resize(values, rebuilt)}
+    rows, output = {"x": np.resize(values, shape)}, {"y": np.resize(values, rebuilt)}
     assert not compiled(Reconstruction(), Threshold(1)).run(output, rows).outputs[SCORE].any()
 
 

@@ -64,7 +64,7 @@ def test_probabilities_of_exclusive_labels_are_accepted(probabilities: Array) ->
 
 
 @pytest.mark.parametrize(
-    ("probabilities", "said"),
+    ("probabilities", "message"),
     [
         (np.full((1, 10), 0.9, np.float32), "sums to 9"),
         (-np.full((1, 10), 0.1, np.float32), "values from -0.1 to -0.1"),
@@ -75,8 +75,8 @@ def test_probabilities_of_exclusive_labels_are_accepted(probabilities: Array) ->
         (rows(), "sums to 0"),
     ],
 )
-def test_impossible_probabilities_are_named(probabilities: Array, said: str) -> None:
-    assert said in SINGLE.fault({PROBABILITIES: probabilities})
+def test_impossible_probabilities_are_named(probabilities: Array, message: str) -> None:
+    assert message in SINGLE.fault({PROBABILITIES: probabilities})
 
 
 def test_independent_labels_may_sum_to_anything() -> None:
@@ -328,11 +328,11 @@ def test_thresholds_decide_which_labels_are_in_the_answer() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "says"),
+    ("fields", "message"),
     [({"thresholds": (0.5, 0.5)}, "independent labels"), ({"independent": True, "thresholds": (0.5,)}, "one for each")],
 )
-def test_thresholds_need_independent_labels(fields: dict[str, Any], says: str) -> None:
-    with pytest.raises(ValueError, match=says):
+def test_thresholds_need_independent_labels(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         Classification(("a", "b"), **fields)
 
 

@@ -49,13 +49,13 @@ def test_events_that_fail_have_occurred(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_scores_and_groups_that_fail_are_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     outputs = said(1)
-    assert field_scores(TASK, lambda *given: TASK.score("margin", *given), said(0, 1), {}) == pytest.approx([1, 1])
+    assert field_scores(TASK, lambda *args: TASK.score("margin", *args), said(0, 1), {}) == pytest.approx([1, 1])
     assert (field_group(TASK, outputs), field_occurrences(TASK, outputs)) == ("b", {"b": 1})
     assert field_scores(TASK, lambda *_: np.ones(3, np.float32), said(0, 1), {}) == [None, None]
     for name in ("score", "groups", "occurrences"):
         monkeypatch.setattr(Classification, name, raises)
     field._log_once.cache_clear()
     with captured_lines() as lines:
-        assert field_scores(TASK, lambda *given: TASK.score("margin", *given), said(0, 1), {}) == [None, None]
+        assert field_scores(TASK, lambda *args: TASK.score("margin", *args), said(0, 1), {}) == [None, None]
         assert (field_group(TASK, outputs), field_occurrences(TASK, outputs)) == ("", {})
     assert [line["event"] for line in lines] == ["score or group of a task failed, counted as unknown"]

@@ -67,12 +67,12 @@ def test_losses_out_of_range_are_clipped_but_certify_refuses(tmp_path: Path) -> 
     task = Tensors((DEPTH, NAMES), loss_graph=mean_distance(tmp_path / "loss.onnx"))
     edge, full = answers((1.7, 1.7), (0, 0), (np.nan, 0)), answers((0, 0), (0.5, 0), (0, 0))
     assert task.loss(edge, full).tolist() == [1, 0.25, 1]
-    known = {name: array[:2] for name, array in edge.items()}, {name: array[:2] for name, array in full.items()}
+    outputs = {name: array[:2] for name, array in edge.items()}, {name: array[:2] for name, array in full.items()}
     with pytest.raises(
         InferenceError, match=r"The loss graph of the task gives 1.7; export one whose output is in 0 to 1\."
     ):
-        task.check_loss(*known)
-    task.check_loss(known[1], known[1])
+        task.check_loss(*outputs)
+    task.check_loss(outputs[1], outputs[1])
 
 
 def test_the_manifest_holds_the_loss_graph_and_the_digest_covers_it(tmp_path: Path) -> None:

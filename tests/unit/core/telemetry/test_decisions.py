@@ -14,9 +14,9 @@ def test_records_are_in_order_and_have_no_payload(tmp_path: Path) -> None:
     log.append(about(answered("b"), wall_s=2.0))
     log.append(about(answered("a"), wall_s=3.0) | {"corrected": True})
     log.close()
-    told = find(path, "a")
-    assert [line["status"] for line in told] == ["provisional", "final"]
-    assert told[1]["corrected"] is True
+    records = find(path, "a")
+    assert [line["status"] for line in records] == ["provisional", "final"]
+    assert records[1]["corrected"] is True
     assert "probabilities" not in path.read_text()
 
 
@@ -33,8 +33,8 @@ def test_a_damaged_line_is_skipped(tmp_path: Path) -> None:
         damaged = bytearray(whole)
         damaged[bit // 8] ^= 1 << bit % 8
         path.write_bytes(damaged)
-        told = [line["number"] for line in find(path, "a")]
-        assert told in ([0, 2], [0, 1, 2], [0])  # without its line break it takes the next one with it
+        numbers = [line["number"] for line in find(path, "a")]
+        assert numbers in ([0, 2], [0, 1, 2], [0])  # without its line break it takes the next one with it
     path.write_bytes(b'{"request_id":"a","number":7}\n' + whole[: len(whole) - 5])
     assert [line["number"] for line in find(path, "a")] == [7, 0, 1]
 

@@ -162,7 +162,7 @@ def test_a_log_line_is_one_json_object_and_bounded(capsys: pytest.CaptureFixture
 
 
 def test_an_embedding_program_gets_no_lines_by_default() -> None:
-    said = """
+    script = """
         import logging, sys
         from firstline_core.telemetry.logs import logger
         log = logger("firstline_edge.api.data_plane")
@@ -172,7 +172,7 @@ def test_an_embedding_program_gets_no_lines_by_default() -> None:
             log.info("answered", tier="edge")
     """
     for arguments, expected in ([], ""), (["ask"], "firstline_edge.api.data_plane answered tier=edge\n"):
-        command = [sys.executable, "-c", textwrap.dedent(said), *arguments]
+        command = [sys.executable, "-c", textwrap.dedent(script), *arguments]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
         assert (done.stdout, done.stderr) == ("", expected)
 

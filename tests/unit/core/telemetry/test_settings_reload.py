@@ -64,9 +64,9 @@ def process(tmp_path: Path) -> Process:
 
 
 def test_live_keys_are_applied_and_others_named(process: Process) -> None:
-    said = process.reload('names = ["a"]\n[log]\nlevel = "error"\nformat = "json"\n')
+    lines = process.reload('names = ["a"]\n[log]\nlevel = "error"\nformat = "json"\n')
     assert process.applied == [Settings(Log(level="error"))]
-    assert said == [
+    assert lines == [
         ("info", "configuration reloaded", "log.level"),
         ("warning", "settings changed that need a restart", "log.format, names"),
     ]

@@ -72,9 +72,9 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_collector_that_is_away_costs_spans_and_one_line() -> None:
-    with collector() as gone:
+    with collector() as closed:
         pass
-    tracing.configure("service", gone.endpoint, 1.0)
+    tracing.configure("service", closed.endpoint, 1.0)
     with captured_lines("info") as lines:
         for _ in range(3000):  # several batches
             tracing.record("request", SAMPLED, 1.0, own=True)
@@ -106,11 +106,11 @@ async def test_a_collectors_endless_answer_is_not_read() -> None:
 
 async def test_a_collector_that_never_ends_its_answer_delays_no_stop(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tracing, "_CLOSE_S", 0.2)
-    asked = asyncio.Event()
+    requested = asyncio.Event()
 
     async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
-        asked.set()
+        requested.set()
         while True:
             writer.write(b"H")
             await writer.drain()
@@ -119,7 +119,7 @@ async def test_a_collector_that_never_ends_its_answer_delays_no_stop(monkeypatch
     async with serving_streams(drip) as port:
         tracing.configure("service", f"http://127.0.0.1:{port}", 1.0)
         tracing.record("request", SAMPLED, 1.0, own=True)
-        await asked.wait()
+        await requested.wait()
         async with asyncio.timeout(15):
             await asyncio.to_thread(tracing.close)
 
@@ -127,8 +127,8 @@ async def test_a_collector_that_never_ends_its_answer_delays_no_stop(monkeypatch
 @pytest.mark.parametrize("trace", [SAMPLED, UNSAMPLED, None])
 def test_an_exported_trace_is_an_exemplar_of_its_latency(received_spans: Collector, trace: TraceContext | None) -> None:
     metrics = RequestMetrics("edge")
-    asked = request(0.5)
-    metrics.observe(full_answer(asked, "0" * 64), 0.003, trace)
+    infer_request = request(0.5)
+    metrics.observe(full_answer(infer_request, "0" * 64), 0.003, trace)
     text, content_type = metrics.render(OPENMETRICS)
     assert content_type.startswith("application/openmetrics-text")
     shown = [line for line in text.decode().splitlines() if "# {" in line]

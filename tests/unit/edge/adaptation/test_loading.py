@@ -47,8 +47,8 @@ async def given(agent: EdgeAgent, left_s: float) -> str:
     deadline_s = agent._clock.monotonic_s() + left_s
     request = InferRequest("small", (tensor,), request_id=new_request_id(), principal="local", deadline_s=deadline_s)
     response = await agent.data_plane.infer(request)
-    (held,) = agent.models.all
-    return {model.digest: model.id for model in held.manifest.edge}[response.answer.model_digest]
+    (device_model,) = agent.models.all
+    return {model.digest: model.id for model in device_model.manifest.edge}[response.answer.model_digest]
 
 
 def rungs(agent: EdgeAgent) -> dict[str, dict[str, Any]]:

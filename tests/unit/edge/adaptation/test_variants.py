@@ -43,7 +43,7 @@ class Device:
 
     @property
     def loaded(self) -> list[str]:
-        return [held.edge.loaded.model.id for held in self.variants.loaded if held.edge is not None]
+        return [variant.edge.loaded.model.id for variant in self.variants.loaded if variant.edge is not None]
 
     def feels(self, *, hottest_c: float = 40, left_bytes: float = 4 * GB, for_s: float = 0) -> None:
         """Sets the sensor readings and advances the clock."""
@@ -69,8 +69,8 @@ class Device:
 
     @property
     def manifest(self) -> Manifest:
-        held = self.agent.models.find("small")
-        return held.manifest
+        device_model = self.agent.models.find("small")
+        return device_model.manifest
 
     def story(self, request_id: str) -> str:
         self.agent.recorder.flush()
@@ -80,8 +80,8 @@ class Device:
 
 def request(row: tuple[float, float], **fields: Any) -> InferRequest:
     tensor = Tensor("x", np.array([row], np.float32))
-    known = {"request_id": new_request_id(), "principal": "local"} | fields
-    return InferRequest("small", (tensor,), **known)
+    defaults = {"request_id": new_request_id(), "principal": "local"} | fields
+    return InferRequest("small", (tensor,), **defaults)
 
 
 @pytest.fixture
@@ -106,19 +106,19 @@ async def test_the_ladder_is_ordered_by_kept_share_and_time(device: Device) -> N
 async def test_without_adaptation_there_is_one_variant(tmp_path: Path) -> None:
     variant_bundle(tmp_path / "bundle")
     async with EdgeAgent(adapting_settings(tmp_path, adaptation__enabled=False)) as agent:
-        held = agent.models.find("small")
-        assert held.variants is None and held.loaded_variants == (held,)
+        device_model = agent.models.find("small")
+        assert device_model.variants is None and device_model.loaded_variants == (device_model,)
         assert agent.switcher is None
         response = await agent.data_plane.infer(request(SURE))
-        assert response.answer.model_digest == held.manifest.edge[0].digest
-        assert held.edge.loaded.model.id == "large"
+        assert response.answer.model_digest == device_model.manifest.edge[0].digest
+        assert device_model.edge.loaded.model.id == "large"
 
 
 async def test_a_bundle_of_one_variant_has_no_ladder(tmp_path: Path) -> None:
     variant_bundle(tmp_path / "bundle", "small")
     async with EdgeAgent(adapting_settings(tmp_path)) as agent:
-        held = agent.models.find("small")
-        assert held.variants is None and held.edge is not None
+        device_model = agent.models.find("small")
+        assert device_model.variants is None and device_model.edge is not None
 
 
 async def test_the_best_and_the_cheapest_variants_are_held(tmp_path: Path) -> None:
@@ -149,12 +149,12 @@ async def test_a_hot_device_splits_requests_between_two_variants(device: Device)
         device.feels(hottest_c=77.5)
         share = device.variants.position.next_share
         answers = [await device.asks((9.0 + at / 100, 0.0)) for at in range(100)]
-    given = [response.answer.model_digest for response in answers if response.answer is not None]
+    digests = [response.answer.model_digest for response in answers if response.answer is not None]
     large, medium, _ = (variant.digest for variant in device.manifest.edge)
-    assert set(given) == {large, medium}
-    assert given.count(medium) == pytest.approx(100 * share, abs=1), "as many as the controller says, and evenly"
+    assert set(digests) == {large, medium}
+    assert digests.count(medium) == pytest.approx(100 * share, abs=1), "as many as the controller says, and evenly"
     assert all(response.answer is not None and response.answer.certified for response in answers)
-    first = given.index(medium)
+    first = digests.index(medium)
     answer = answers[first].answer
     assert "variant medium, not a better one (heat: 77.5 C" in device.story(answer.request_id)
     assert not [line for line in lines if line["event"] == "variant switched"], "that it shares was told when it began"
@@ -166,7 +166,7 @@ async def test_a_hot_device_splits_requests_between_two_variants(device: Device)
 
 async def test_an_alarm_concerns_one_variant_only(device: Device) -> None:
     certificates = device.agent.certificates
-    large, medium, _ = (certificates.find(held) for held in device.variants.loaded)
+    large, medium, _ = (certificates.find(variant) for variant in device.variants.loaded)
     assert large.key != medium.key
 
 
@@ -241,16 +241,16 @@ async def test_a_request_keeps_its_variant(device: Device) -> None:
     """Even if the variant is unloaded while the request waits."""
     large = device.variants.loaded[0].edge
     large.pace.factor = 1000.0  # so that it runs in a thread
-    asked = [asyncio.create_task(device.variant((row, 0.0), deadline_s=math.inf)) for row in (9.0, 8.0, 7.0, 6.0, 5.0)]
+    tasks = [asyncio.create_task(device.variant((row, 0.0), deadline_s=math.inf)) for row in (9.0, 8.0, 7.0, 6.0, 5.0)]
     await asyncio.sleep(0)
     device.feels(left_bytes=40e6)
     assert device.loaded == ["small"]
-    assert set(await asyncio.gather(*asked)) <= {"large", "small"}
+    assert set(await asyncio.gather(*tasks)) <= {"large", "small"}
     assert await device.variant((4.0, 0.0)) == "small"
 
 
 async def test_shedding_has_its_own_reason_and_status(device: Device) -> None:
-    known = await device.asks(SURE)
+    first = await device.asks(SURE)
     device.feels(left_bytes=20e6)
     assert await device.variant((8.0, 0.0)) == "small", "first a cheaper variant"
     device.feels(left_bytes=20e6, for_s=20)
@@ -263,7 +263,7 @@ async def test_shedding_has_its_own_reason_and_status(device: Device) -> None:
     with pytest.raises(SheddingError, match="bound to it"):
         await device.asks((2.0, 0.0), privacy=Privacy.LOCAL_ONLY)
     assert "shedding" in device.story(refused.value.request_id)
-    assert known.answer is not None
+    assert first.answer is not None
     device.feels(for_s=40)
     assert not device.variants.position.shedding
     assert await device.variant((2.0, 0.0)) in {"small", "medium", "large"}
@@ -272,8 +272,8 @@ async def test_shedding_has_its_own_reason_and_status(device: Device) -> None:
 async def test_every_switch_is_logged_recorded_and_counted(device: Device) -> None:
     with captured_lines() as lines:
         device.feels(hottest_c=79)
-    (said,) = [line for line in lines if line["event"] == "variant switched"]
-    assert (said["from"], said["to"], said["guard"], said["sheds"]) == ("large", "small", "heat", False)
+    (switch,) = [line for line in lines if line["event"] == "variant switched"]
+    assert (switch["from"], switch["to"], switch["guard"], switch["sheds"]) == ("large", "small", "heat", False)
     device.agent.recorder.flush()
     logged = list(decisions.lines(StatePaths(device.agent.settings.state_dir).decisions_path))
     assert [(line["from"], line["to"]) for line in logged if line["event"] == "switched"] == [("large", "small")]

@@ -32,18 +32,18 @@ MakeScene = Callable[..., Scene]
 
 @pytest.fixture
 async def make_scene(tmp_path: Path) -> AsyncIterator[MakeScene]:
-    made: list[tuple[Scene, asyncio.Task[None]]] = []
+    scenes: list[tuple[Scene, asyncio.Task[None]]] = []
 
     def make(audit: AuditSection = ALL, **arguments: Any) -> Scene:
         clock = SimulatedClock()
         scene = Scene(clock=clock, audit=audit, folder=tmp_path, **{"certified": 0.8, "histogram": BINS} | arguments)
         clock._now_s += 600  # the budget fills
         assert scene.auditor is not None
-        made.append((scene, asyncio.create_task(scene.sender.run())))
+        scenes.append((scene, asyncio.create_task(scene.sender.run())))
         return scene
 
     yield make
-    for scene, task in made:
+    for scene, task in scenes:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         scene.samples.close()
@@ -124,8 +124,8 @@ async def test_without_contract_or_gateway_nothing_is_audited(make_scene: MakeSc
 )
 async def test_a_stricter_device_audits_all_covered_answers(make_scene: MakeScene, careful: dict[str, Any]) -> None:
     scene = make_scene(**careful)
-    asked = (0.85, 0.99, UNSURE, 0.85)  # the full model is asked about the first, and gave the last before
-    tiers = [answer_of(await scene.infer(value)).tier for value in asked]
+    values = (0.85, 0.99, UNSURE, 0.85)  # the full model is asked about the first, and gave the last before
+    tiers = [answer_of(await scene.infer(value)).tier for value in values]
     assert tiers == [Tier.CLOUD, Tier.EDGE, Tier.CLOUD, Tier.CACHE]
     assert await ended(scene, 3) == ["disagreed"] * 3
     notes = [request.audit for request in scene.cloud.requests if request.audit is not None]
@@ -160,8 +160,8 @@ async def test_an_audit_caches_the_full_models_output(scene: Scene) -> None:
     await ended(scene, 1)
     (audited,) = scene.cloud.requests
     (content,) = content_digests(audited.arrays, audited.arrays)
-    kept = scene.cache.get(result_key(content, scene.cloud.digest))
-    assert kept.outputs["probabilities"][0, 1] == pytest.approx(0.99)
+    cached = scene.cache.get(result_key(content, scene.cloud.digest))
+    assert cached.outputs["probabilities"][0, 1] == pytest.approx(0.99)
     assert (await scene.infer(SURE)).output("probabilities").tolist() == response.output("probabilities").tolist()
 
 

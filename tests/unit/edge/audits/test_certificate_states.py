@@ -41,16 +41,16 @@ MakeScene = Callable[..., Scene]
 
 @pytest.fixture
 async def make_scene(tmp_path: Path) -> AsyncIterator[MakeScene]:
-    made: list[Scene] = []
+    scenes: list[Scene] = []
 
     def make(settings: AuditSection = CAREFUL, **arguments: Any) -> Scene:
-        for scene in made:
+        for scene in scenes:
             scene.samples.close()
-        made.append(Scene(clock=SimulatedClock(), audit=settings, folder=tmp_path, **{"certified": 0.8} | arguments))
-        return made[-1]
+        scenes.append(Scene(clock=SimulatedClock(), audit=settings, folder=tmp_path, **{"certified": 0.8} | arguments))
+        return scenes[-1]
 
     yield make
-    for scene in made:
+    for scene in scenes:
         scene.samples.close()
         await scene.close()
 
@@ -129,8 +129,8 @@ async def test_an_alarm_ends_certification_and_accepts_only_audited_scores(scene
     assert 10 < feed(scene, *WORSE) < len(WORSE)
     monitored = scene.monitored
     assert monitored.record.state.tightened == 0.96 and not monitored.record.state.escalates_all
-    kept = answer_of(await scene.infer(0.97))
-    assert (kept.certified, kept.reason, kept.status) == (False, Reason.CONFIDENT, Status.FINAL)
+    edge_answer = answer_of(await scene.infer(0.97))
+    assert (edge_answer.certified, edge_answer.reason, edge_answer.status) == (False, Reason.CONFIDENT, Status.FINAL)
     assert monitored.record.events[""].test == audit.begin(0.05)  # the new threshold has a test of its own
 
 
@@ -277,8 +277,8 @@ async def test_the_number_of_auditing_devices_never_falls(make_scene: MakeScene)
     scene = make_scene(msgspec.structs.replace(CAREFUL, fleet_devices=5))
     delta = scene.monitored.certificate.delta
     assert scene.certificates.level(scene.monitored) == delta / 5
-    for told, tested in ((3, 5), (40, 40), (7, 40), (1, 40)):
-        scene.certificates.apply_notice(scene.held, ContractNotice(False, None, devices=told))
+    for devices, tested in ((3, 5), (40, 40), (7, 40), (1, 40)):
+        scene.certificates.apply_notice(scene.held, ContractNotice(False, None, devices=devices))
         assert scene.certificates.level(scene.monitored) == delta / tested
     again = await restarted(scene, make_scene)  # with a setting of 1
     assert again.certificates.level(again.monitored) == delta / 40
@@ -298,10 +298,10 @@ async def test_weak_evidence_stays_weak_when_the_fleet_shrinks(make_scene: MakeS
 
 async def test_a_quota_that_the_gateway_takes_back_is_this_devices_own_again(make_scene: MakeScene) -> None:
     scene = make_scene()
-    told = scene.certificates
-    told.apply_notice(scene.held, ContractNotice(alarm=False, escalations_per_hour=7.0))
-    told.apply_notice(scene.held, None)  # an older gateway, with nothing to say
-    assert told.quota_per_hour(scene.monitored) == 7.0
+    certificates = scene.certificates
+    certificates.apply_notice(scene.held, ContractNotice(alarm=False, escalations_per_hour=7.0))
+    certificates.apply_notice(scene.held, None)  # an older gateway, with nothing to say
+    assert certificates.quota_per_hour(scene.monitored) == 7.0
     again = await restarted(scene, make_scene)
     again.certificates.apply_notice(again.held, ContractNotice(alarm=False, escalations_per_hour=None))
     assert again.certificates.quota_per_hour(again.monitored) == CAREFUL.escalations_per_hour
@@ -333,8 +333,8 @@ async def test_an_alarm_and_the_evidence_survive_a_restart(make_scene: MakeScene
     once_more = await restarted(again, make_scene)
     assert once_more.monitored.record.state == again.monitored.record.state
     assert once_more.monitored.record.state.is_void
-    kept = answer_of(await once_more.infer(0.97))
-    assert (kept.reason, kept.certified) == (Reason.CONFIDENT, False)
+    edge_answer = answer_of(await once_more.infer(0.97))
+    assert (edge_answer.reason, edge_answer.certified) == (Reason.CONFIDENT, False)
 
 
 async def test_audits_in_progress_at_a_restart_are_lost(make_scene: MakeScene) -> None:
@@ -400,13 +400,13 @@ async def test_a_bundle_from_before_a_loss_proves_nothing(
     set_aside_s = path.with_name("certificates.json.damaged").stat().st_ctime
     while (newer := bundle(0.86)).bundle.path.joinpath(MANIFEST_NAME).stat().st_ctime <= set_aside_s:
         pass  # until the clock of the disk has moved on
-    for held in (absent, newer):
-        scene.certificates.watch(held)
-    assert [scene.certificates.of(held).name for held in (absent, newer)] == ["unknown", "valid"]
+    for model in (absent, newer):
+        scene.certificates.watch(model)
+    assert [scene.certificates.of(model).name for model in (absent, newer)] == ["unknown", "valid"]
     again = await restarted(scene, make_scene)
-    for held in (absent, newer, never_loaded):
-        again.certificates.watch(held)
-    assert [again.certificates.of(held).name for held in (absent, newer, never_loaded)] == [
+    for model in (absent, newer, never_loaded):
+        again.certificates.watch(model)
+    assert [again.certificates.of(model).name for model in (absent, newer, never_loaded)] == [
         "unknown",
         "valid",
         "unknown",
@@ -414,10 +414,10 @@ async def test_a_bundle_from_before_a_loss_proves_nothing(
 
 
 async def test_the_loss_of_a_record_is_logged_once(scene: Scene, tmp_path: Path) -> None:
-    held, path = stored_bundle(tmp_path / "bundle", 0.82), tmp_path / "lost.json"
+    model, path = stored_bundle(tmp_path / "bundle", 0.82), tmp_path / "lost.json"
     path.write_bytes(b"{")
     with captured_lines() as lines:
-        CertificateStates(path, [held], scene.samples, CAREFUL, scene.clock)
+        CertificateStates(path, [model], scene.samples, CAREFUL, scene.clock)
     assert [line["event"] for line in lines].count("certificate is void") == 1
 
 
@@ -517,8 +517,8 @@ async def test_an_alarm_stays_with_the_certificate_whichever_version_carries_it(
 
 def test_only_the_latest_records_are_kept() -> None:
     many = {f"{number}": records.CertificateRecord(model="m", version="1", events=TESTED) for number in range(100)}
-    kept = msgspec.json.decode(records.encode(many, ()).splitlines()[0])["records"]
-    assert list(kept) == [f"{number}" for number in range(36, 100)]
+    stored = msgspec.json.decode(records.encode(many, ()).splitlines()[0])["records"]
+    assert list(stored) == [f"{number}" for number in range(36, 100)]
 
 
 async def test_an_alarm_of_a_loaded_bundle_outlives_many_others(make_scene: MakeScene) -> None:
@@ -545,8 +545,8 @@ def test_another_promise_makes_another_key(make_scene: MakeScene) -> None:
 
 def test_damage_to_the_records_is_found_wherever_it_is(tmp_path: Path) -> None:
     path = tmp_path / "audits" / "certificates.json"
-    kept = {"k": records.CertificateRecord(model="m", version="1", events=TESTED, drawn=13, agreed=13)}
-    records.RecordFile(path).write(records.encode(kept, ()))
+    stored = {"k": records.CertificateRecord(model="m", version="1", events=TESTED, drawn=13, agreed=13)}
+    records.RecordFile(path).write(records.encode(stored, ()))
     whole = path.read_bytes()
     for bit in range(0, 8 * (len(whole) - 1), 3):
         damaged = bytearray(whole)
@@ -555,7 +555,7 @@ def test_damage_to_the_records_is_found_wherever_it_is(tmp_path: Path) -> None:
         with pytest.raises(IntegrityError):
             records.read(path)
     path.write_bytes(whole)
-    assert records.read(path) == kept
+    assert records.read(path) == stored
     path.rename(path.with_name(f"certificates.json{DAMAGED}"))
     with pytest.raises(IntegrityError, match="set aside"):
         records.read(path)

@@ -255,9 +255,9 @@ def flip(content: bytes, bit: int) -> bytes:
 
 def test_damage_is_a_miss_or_an_empty_cache(directory: Path) -> None:
     rng = random.Random(3)
-    kept = {bytes([number]) * 32: rng.randbytes(400) for number in range(40)}
+    stored = {bytes([number]) * 32: rng.randbytes(400) for number in range(40)}
     cache = DiskCache(directory, limit_bytes=1 << 24, ttl_s=1e6, clock=SimulatedClock())
-    for key, value in kept.items():
+    for key, value in stored.items():
         cache.put(key, value)
     cache.close()
     whole = (directory / "cache.db").read_bytes()
@@ -265,7 +265,7 @@ def test_damage_is_a_miss_or_an_empty_cache(directory: Path) -> None:
     for _ in range(40):
         (directory / "cache.db").write_bytes(flip(whole, rng.randrange(8 * len(whole))))
         cache = DiskCache(directory, limit_bytes=1 << 24, ttl_s=1e6, clock=SimulatedClock())
-        for key, value in kept.items():
+        for key, value in stored.items():
             found = cache.get(key)
             missed += found is None
             assert found is None or found[0] == value
@@ -525,8 +525,8 @@ def test_the_queue_for_a_slow_disk_is_bounded_and_keeps_the_newest(directory: Pa
     store(cache, KEY, b"on disk")
     with Held(directory):
         put_all(cache, range(64 + 3000))
-        known = [cache.get(key) is not None for key in numbered(range(64 + 3000))]
-    assert known == [True] * 64 + [False] * (3000 - 1024) + [True] * 1024
+        hits = [cache.get(key) is not None for key in numbered(range(64 + 3000))]
+    assert hits == [True] * 64 + [False] * (3000 - 1024) + [True] * 1024
     cache.close()
     assert rows_on_disk(directory) == 1 + 64 + 1024
 
@@ -538,8 +538,8 @@ def test_large_results_for_a_slow_disk_are_bounded_in_bytes(directory: Path, cac
     with Held(directory):
         for key in numbered([*range(100), *range(95, 100)]):  # some of them twice
             results.put(key, ModelOutput({"mask": np.zeros((1, 1 << 20), np.uint8)}))
-        known = [cache.get(key) is not None for key in numbered(range(100))]
-    assert known == [True] * 4 + [False] * 80 + [True] * 16
+        hits = [cache.get(key) is not None for key in numbered(range(100))]
+    assert hits == [True] * 4 + [False] * 80 + [True] * 16
 
 
 def test_the_database_stays_within_its_limit_after_a_slow_disk(directory: Path) -> None:

@@ -27,7 +27,7 @@ def test_the_value_comes_back_from_memory_and_disk(tmp_path: Path) -> None:
         disk = DiskCache(tmp_path / str(limit_bytes), limit_bytes=1 << 20, ttl_s=60)
         cache = ResultCache(limit_bytes=limit_bytes, ttl_s=60, disk=disk, clock=SimulatedClock())
         cache.put(b"k", learned)
-        assert (kept := cache.get(b"k")) is not None and kept.value == 0.25
+        assert (cached := cache.get(b"k")) is not None and cached.value == 0.25
         cache.close()
 
 
@@ -71,9 +71,9 @@ def test_a_kept_result_does_not_change_with_the_callers_array() -> None:
     batch = np.ones((100, 3), np.float32)
     cache.put(b"a", ModelOutput({PROBABILITIES: batch[:1]}, 1.0))
     batch[:] = 0
-    kept = cache.get(b"a").outputs[PROBABILITIES]
-    assert kept.tolist() == [[1, 1, 1]]
-    assert kept.base is None  # nor does it keep the whole batch alive
+    cached = cache.get(b"a").outputs[PROBABILITIES]
+    assert cached.tolist() == [[1, 1, 1]]
+    assert cached.base is None  # nor does it keep the whole batch alive
 
 
 def test_every_output_counts_towards_the_limit() -> None:

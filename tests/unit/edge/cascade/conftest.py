@@ -7,14 +7,14 @@ from support.edge import MakeScene, Scene
 
 @pytest.fixture
 async def make_scene() -> AsyncIterator[MakeScene]:
-    made: list[Scene] = []
+    scenes: list[Scene] = []
 
     def make(**arguments: Any) -> Scene:
-        made.append(Scene(**arguments))
-        return made[-1]
+        scenes.append(Scene(**arguments))
+        return scenes[-1]
 
     yield make
-    for scene in made:
+    for scene in scenes:
         await scene.close()
 
 

@@ -38,8 +38,8 @@ async def test_a_confident_answer_is_accepted_and_nothing_is_sent(scene: Scene) 
 
 
 async def test_an_unsure_answer_comes_from_the_full_model(scene: Scene) -> None:
-    asked = request(UNSURE, id="mine", outputs=(RequestedOutput("probabilities"),))
-    response = await scene.answer(asked)
+    original = request(UNSURE, id="mine", outputs=(RequestedOutput("probabilities"),))
+    response = await scene.answer(original)
     answer = answer_of(response)
     assert yes(response) == [0.01]
     assert (answer.tier, answer.reason, answer.status) == (Tier.CLOUD, Reason.UNCERTAIN, Status.FINAL)
@@ -48,7 +48,7 @@ async def test_an_unsure_answer_comes_from_the_full_model(scene: Scene) -> None:
     assert answer.model_digest == scene.cloud.digest
     assert outcomes(response) == [("edge", "ok"), ("cloud", "ok")]
     (sent,) = scene.cloud.requests
-    assert (sent.request_id, sent.version, sent.full_model_digest) == (asked.request_id, "3", scene.cloud.digest)
+    assert (sent.request_id, sent.version, sent.full_model_digest) == (original.request_id, "3", scene.cloud.digest)
     assert (sent.id, sent.outputs) == ("", ())
 
 
@@ -89,9 +89,9 @@ class TestCertificate:
         ]
         assert answer.certified
 
-    @pytest.mark.parametrize("asked", [{"privacy": Privacy.LOCAL_ONLY}, {"route": Route.EDGE}])
-    async def test_answers_bound_to_devices_are_uncertified(self, make_scene: MakeScene, asked: dict[str, Any]) -> None:
-        answer = answer_of(await make_scene(certified=0.7).infer(SURE, **asked))
+    @pytest.mark.parametrize("bound", [{"privacy": Privacy.LOCAL_ONLY}, {"route": Route.EDGE}])
+    async def test_answers_bound_to_devices_are_uncertified(self, make_scene: MakeScene, bound: dict[str, Any]) -> None:
+        answer = answer_of(await make_scene(certified=0.7).infer(SURE, **bound))
         assert (answer.tier, answer.certified) == (Tier.EDGE, False)
 
     async def test_a_replacement_answer_is_not_certified(self, make_scene: MakeScene) -> None:
@@ -207,7 +207,7 @@ class TestTheFarSide:
         assert answer_of(await scene.infer(UNSURE)).tier is Tier.CLOUD  # nothing of it was remembered
 
     @pytest.mark.parametrize(
-        ("spoil", "said"),
+        ("spoil", "message"),
         [
             (lambda r: replace(r, id=new_request_id()), "It answers request"),
             (lambda r: replace(r, answer=replace(r.answer, status=Status.PROVISIONAL)), "not final"),
@@ -216,10 +216,10 @@ class TestTheFarSide:
         ],
     )
     async def test_a_wrong_answer_is_not_passed_on(
-        self, scene: Scene, spoil: Callable[[InferResponse], InferResponse], said: str
+        self, scene: Scene, spoil: Callable[[InferResponse], InferResponse], message: str
     ) -> None:
         scene.cloud.spoil = spoil
-        with pytest.raises(errors.ProtocolError, match=said):
+        with pytest.raises(errors.ProtocolError, match=message):
             await scene.infer(SURE, model="other")
 
 
@@ -239,15 +239,15 @@ class TestOffline:
         self, scene: Scene, error: errors.FirstlineError, reason: Reason
     ) -> None:
         scene.cloud.error = error
-        asked = request(0.95, 0.6, deadline_s=None)
-        response = await scene.answer(asked)
+        infer_request = request(0.95, 0.6, deadline_s=None)
+        response = await scene.answer(infer_request)
         answer = answer_of(response)
         assert yes(response) == [0.95, 0.6]
         assert (answer.status, answer.reason, answer.durable) == (Status.PROVISIONAL, reason, True)
         assert [row.status for row in answer.rows] == [Status.FINAL, Status.PROVISIONAL]
         (item,) = scene.promises.items
         assert (item.rows, item.provisional, item.request.rows) == ((1,), response, 1)
-        assert (item.request.request_id, item.request.principal) == (asked.request_id, "local")
+        assert (item.request.request_id, item.request.principal) == (infer_request.request_id, "local")
         assert (item.request.version, item.request.full_model_digest) == ("3", scene.cloud.digest)
 
     @pytest.mark.parametrize(
@@ -262,7 +262,7 @@ class TestOffline:
         assert scene.promises.items == []
 
     @pytest.mark.parametrize(
-        ("value", "asked", "scene"),
+        ("value", "fields", "scene"),
         [
             (UNSURE, {}, {}),
             (SURE, {"route": Route.CLOUD}, {}),
@@ -271,12 +271,12 @@ class TestOffline:
         ],
     )
     async def test_an_input_that_the_full_model_cannot_read_is_the_callers_error(
-        self, make_scene: MakeScene, value: float, asked: dict[str, Any], scene: dict[str, Any]
+        self, make_scene: MakeScene, value: float, fields: dict[str, Any], scene: dict[str, Any]
     ) -> None:
-        made = make_scene(**scene)
-        made.cloud.error = errors.InvalidTensorError("Row 0 is not an image.")
+        offline = make_scene(**scene)
+        offline.cloud.error = errors.InvalidTensorError("Row 0 is not an image.")
         with pytest.raises(errors.InvalidTensorError, match="Row 0 is not an image"):
-            await made.infer(value, **asked)
+            await offline.infer(value, **fields)
 
     async def test_a_certified_answer_outlives_a_refused_input(self, make_scene: MakeScene) -> None:
         scene = make_scene(chosen=policy.make_policy("value"), certified=0.7)
@@ -409,11 +409,11 @@ class TestHeavy:
         assert scene.cloud.requests[0].version == "3"
 
     async def test_a_model_that_is_not_held_is_passed_on_as_it_is(self, scene: Scene) -> None:
-        asked = request(SURE, SURE, model="other", id="mine")
-        response = await scene.answer(asked)
+        infer_request = request(SURE, SURE, model="other", id="mine")
+        response = await scene.answer(infer_request)
         answer = answer_of(response)
         assert (answer.tier, answer.reason, answer.certified) == (Tier.CLOUD, Reason.HEAVY, True)
-        assert (answer.request_id, response.id) == (asked.request_id, "mine")
+        assert (answer.request_id, response.id) == (infer_request.request_id, "mine")
         assert (scene.cloud.requests[0].version, scene.cloud.requests[0].full_model_digest) == ("", "")
 
     @pytest.mark.parametrize("bound", [{"route": Route.EDGE}, {"privacy": Privacy.LOCAL_ONLY}])
@@ -473,11 +473,11 @@ class TestInvalid:
             await make_scene().infer(-1.0)
 
     async def test_an_unknown_input(self, make_scene: MakeScene) -> None:
-        asked = request(SURE)
+        infer_request = request(SURE)
         extra = Tensor("y", np.zeros((1, 1), np.float32))
         scene = make_scene()
         with pytest.raises(errors.InvalidTensorError, match="takes one input, 'x'; the request has: 'x', 'y'"):
-            await scene.answer(replace(asked, inputs=(*asked.inputs, extra)))
+            await scene.answer(replace(infer_request, inputs=(*infer_request.inputs, extra)))
 
     async def test_an_unknown_output(self, make_scene: MakeScene) -> None:
         with pytest.raises(errors.InvalidTensorError, match="no output 'logits'; it has: probabilities"):

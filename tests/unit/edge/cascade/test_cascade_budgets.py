@@ -70,8 +70,8 @@ async def test_a_learned_value_replaces_the_estimate(  # noqa: PLR0917
 
 async def test_edge_answers_of_the_value_policy_stay_certified(short: Spending, make_scene: MakeScene) -> None:
     scene = make_scene(certified=0.5, spending=short, chosen=policy.make_policy("value"))
-    kept = answer_of(await scene.infer(0.9))
-    assert (kept.tier, kept.reason, kept.certified) == (Tier.EDGE, Reason.CONFIDENT, True)
+    edge_answer = answer_of(await scene.infer(0.9))
+    assert (edge_answer.tier, edge_answer.reason, edge_answer.certified) == (Tier.EDGE, Reason.CONFIDENT, True)
     bought = answer_of(await scene.infer(0.55))
     assert (bought.tier, bought.reason, bought.certified) == (Tier.CLOUD, Reason.VALUABLE, True)
 

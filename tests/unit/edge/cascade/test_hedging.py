@@ -132,8 +132,8 @@ class TestSeveralInputs:
         built.echo.gate.clear()
         return built
 
-    async def begin(self, scene: Scene, asked: InferRequest) -> asyncio.Task[InferResponse]:
-        return await begun(scene.answer(asked))
+    async def begin(self, scene: Scene, infer_request: InferRequest) -> asyncio.Task[InferResponse]:
+        return await begun(scene.answer(infer_request))
 
     async def test_rows_travel_and_are_answered_by_the_full_models_input(self, scene: Scene) -> None:
         scene.cloud.agrees = lambda y: y == 2
@@ -239,7 +239,7 @@ async def test_a_share_of_the_traffic_earns_more(make_scene: MakeScene) -> None:
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "fields",
     [
         {"privacy": Privacy.LOCAL_ONLY},
         {"route": Route.EDGE},
@@ -248,8 +248,8 @@ async def test_a_share_of_the_traffic_earns_more(make_scene: MakeScene) -> None:
         {"deadline_s": 0.4},  # not even enough for the cloud alone
     ],
 )
-async def test_never_where_it_is_not_wanted_or_of_no_use(stage: Stage, asked: dict[str, Any]) -> None:
-    task = await stage.begin(SURE, **asked)
+async def test_never_where_it_is_not_wanted_or_of_no_use(stage: Stage, fields: dict[str, Any]) -> None:
+    task = await stage.begin(SURE, **fields)
     assert stage.scene.cloud.requests == []
     assert answer_of(await stage.end(task)).tier is Tier.EDGE
     assert stage.counts == (0, 0)
@@ -283,13 +283,13 @@ async def test_waiting_for_a_thread_counts_as_run_time(make_scene: MakeScene) ->
     scene.cloud.p95_s = 0.5
     scene.cloud.requests.clear()
     scene.echo.gate.clear()
-    asked = []
+    tasks = []
     for value in (0.61, 0.62, 0.63, 0.64):  # with 0.05 s each, and 0.2 s for all that comes before the full model
-        asked.append(asyncio.create_task(scene.infer(value, **SHORT)))
+        tasks.append(asyncio.create_task(scene.infer(value, **SHORT)))
         await settle()
         assert scene.sent_rows == ([[0.64]] if value == 0.64 else [])
     scene.echo.gate.set()
-    await asyncio.gather(*asked)
+    await asyncio.gather(*tasks)
 
 
 async def test_a_run_whose_deadline_passes_in_the_queue_does_not_start(make_scene: MakeScene) -> None:

@@ -124,11 +124,11 @@ class Counting:
             self.calls.append(name)
 
 
-@pytest.mark.parametrize(("known", "most"), [(True, 55), (False, 118)])
-async def test_the_work_of_an_answer_is_bounded(agent: EdgeAgent, *, known: bool, most: int) -> None:
+@pytest.mark.parametrize(("cached", "most"), [(True, 55), (False, 118)])
+async def test_the_work_of_an_answer_is_bounded(agent: EdgeAgent, *, cached: bool, most: int) -> None:
     """Calls, unlike times, are the same on every machine: a step that is added to every request shows here."""
     rows = [row(float(value)) for value in range(3)]
-    for array in rows if known else rows[:1]:
+    for array in rows if cached else rows[:1]:
         ask(agent, array)
     on_disk = agent.cache._disk
     assert on_disk._cache is not None
@@ -139,7 +139,7 @@ async def test_the_work_of_an_answer_is_bounded(agent: EdgeAgent, *, known: bool
     asking = agent.data_plane.infer(InferRequest("wide", (Tensor("x", rows[2]),), new_request_id()))
     with pytest.raises(StopIteration) as answered, Counting() as counting:
         asking.send(None)
-    assert tier(answered.value.value) is (Tier.CACHE if known else Tier.EDGE)
+    assert tier(answered.value.value) is (Tier.CACHE if cached else Tier.EDGE)
     assert len(counting.calls) <= most, "\n".join(counting.calls)
 
 
@@ -156,8 +156,8 @@ async def test_rows_together_are_fed_as_they_came(agent: EdgeAgent, monkeypatch:
     run = OnnxRuntime._run
     monkeypatch.setattr(OnnxRuntime, "_run", lambda self, feeds: fed.append(feeds["x"]) or run(self, feeds))
     array = np.concatenate([row(4.0), row(5.0), row(6.0)])
-    held = agent.models.find("wide")
-    held.edge.run(take_rows({"x": array}, [0, 1, 2]))
-    held.edge.run(take_rows({"x": array}, [1, 2]))
-    held.edge.run(take_rows({"x": array}, [2, 0]))
+    model = agent.models.find("wide")
+    model.edge.run(take_rows({"x": array}, [0, 1, 2]))
+    model.edge.run(take_rows({"x": array}, [1, 2]))
+    model.edge.run(take_rows({"x": array}, [2, 0]))
     assert [np.shares_memory(each, array) for each in fed] == [True, True, False]

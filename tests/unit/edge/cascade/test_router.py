@@ -58,16 +58,16 @@ async def test_only_own_policies_are_covered(make_scene: MakeScene, chosen: poli
 
 async def test_a_pause_after_an_escalation_leaves_answers_uncertified(make_scene: MakeScene) -> None:
     scene = make_scene(chosen=policy.make_policy("groundlight", pause_s=60.0))
-    first, held = answer_of(await scene.infer(UNSURE)), answer_of(await scene.infer(UNSURE - 0.05))
-    assert (first.tier, held.tier, held.reason, held.certified) == (Tier.CLOUD, Tier.EDGE, Reason.BUDGET, False)
+    first, paused = answer_of(await scene.infer(UNSURE)), answer_of(await scene.infer(UNSURE - 0.05))
+    assert (first.tier, paused.tier, paused.reason, paused.certified) == (Tier.CLOUD, Tier.EDGE, Reason.BUDGET, False)
 
 
 def test_settings_name_parameters_as_their_policies_do() -> None:
     section = PolicySection(
         threshold=0.6, threshold_cross_entropy=0.4, rate=0.2, min_time_between_escalations_s=9.0, least_value=0.1
     )
-    made = {kind: policy_from(PolicySection(**{**_fields(section), "kind": kind})) for kind in policy.KINDS}
-    assert {kind: getattr(found.decide, "keywords", {}) for kind, found in made.items()} == {
+    policies = {kind: policy_from(PolicySection(**{**_fields(section), "kind": kind})) for kind in policy.KINDS}
+    assert {kind: getattr(found.decide, "keywords", {}) for kind, found in policies.items()} == {
         "certified": {},
         "value": {"least_value": 0.1},
         "threshold": {"threshold": 0.6},
@@ -90,41 +90,41 @@ YES, NO = (0.75, 0.25), (0.25, 0.75)
 
 
 @pytest.fixture
-def held() -> Iterator[DeviceModel]:
+def model() -> Iterator[DeviceModel]:
     """Certified by class: yes is kept from 0.6 on, of no nothing is proved."""
-    held = Scene().held
+    model = Scene().held
     groups = {"yes": GroupCertificate(0.6, 300, 0.8, 0.04), "no": GroupCertificate(None, 20, 0.0, None)}
-    said = with_certificate(held.manifest.edge[0], held.manifest, 0.6, by="class", groups=groups)
-    yield replace(held, edge=replace(held.edge, certificate=said.certificate))
-    held.edge.workers.close()
+    certified = with_certificate(model.manifest.edge[0], model.manifest, 0.6, by="class", groups=groups)
+    yield replace(model, edge=replace(model.edge, certificate=certified.certificate))
+    model.edge.workers.close()
 
 
 def row(probabilities: tuple[float, float], score: float) -> Row:
     return Row(0, b"", b"", ModelOutput({PROBABILITIES: np.array([probabilities], np.float32)}, score))
 
 
-def decided(router: TierRouter, held: DeviceModel, seen: Row) -> tuple[Tier, bool]:
-    terms = router.terms(held, held.group(seen.edge))
-    decision = router.decide(held, seen, terms)
+def decided(router: TierRouter, model: DeviceModel, seen: Row) -> tuple[Tier, bool]:
+    terms = router.terms(model, model.group(seen.edge))
+    decision = router.decide(model, seen, terms)
     return decision.tier, terms.certify(decision)
 
 
-def test_each_class_has_its_threshold(held: DeviceModel) -> None:
+def test_each_class_has_its_threshold(model: DeviceModel) -> None:
     router = TierRouter(min_threshold=0.0)
-    assert decided(router, held, row(YES, 0.6)) == (Tier.EDGE, True)
-    assert decided(router, held, row(YES, math.nextafter(0.6, 0))) == (Tier.CLOUD, False)
-    assert decided(router, held, row(NO, 1.0)) == (Tier.CLOUD, False)
-    assert (router.threshold(held), router.threshold(held, "yes"), router.threshold(held, "no")) == (0.6, 0.6, math.inf)
-    assert router.decide(held, Row(0, b"", b""), router.terms(held)).reason is Reason.HEAVY
+    assert decided(router, model, row(YES, 0.6)) == (Tier.EDGE, True)
+    assert decided(router, model, row(YES, math.nextafter(0.6, 0))) == (Tier.CLOUD, False)
+    assert decided(router, model, row(NO, 1.0)) == (Tier.CLOUD, False)
+    assert [router.threshold(model, group) for group in (None, "yes", "no")] == [0.6, 0.6, math.inf]
+    assert router.decide(model, Row(0, b"", b""), router.terms(model)).reason is Reason.HEAVY
 
 
-def test_a_raised_threshold_is_covered(held: DeviceModel) -> None:
+def test_a_raised_threshold_is_covered(model: DeviceModel) -> None:
     router = TierRouter(min_threshold=0.7)
-    assert decided(router, held, row(YES, 0.65)) == (Tier.CLOUD, False)
-    assert decided(router, held, row(YES, 0.8)) == (Tier.EDGE, True)
+    assert decided(router, model, row(YES, 0.65)) == (Tier.CLOUD, False)
+    assert decided(router, model, row(YES, 0.8)) == (Tier.EDGE, True)
 
 
-def test_a_class_without_a_threshold_is_escalated(held: DeviceModel) -> None:
-    renamed = msgspec.structs.replace(held.manifest, task=Classification(("yes", "maybe")))
-    held = replace(held, bundle=replace(held.bundle, manifest=renamed))
-    assert decided(TierRouter(min_threshold=0.0), held, row(NO, 1.0)) == (Tier.CLOUD, False)
+def test_a_class_without_a_threshold_is_escalated(model: DeviceModel) -> None:
+    renamed = msgspec.structs.replace(model.manifest, task=Classification(("yes", "maybe")))
+    model = replace(model, bundle=replace(model.bundle, manifest=renamed))
+    assert decided(TierRouter(min_threshold=0.0), model, row(NO, 1.0)) == (Tier.CLOUD, False)

@@ -85,8 +85,8 @@ def test_explain_shows_the_result_of_an_audit() -> None:
 
 
 def sample(**fields: Any) -> Sample:
-    known = {"key": "k", "model": "m", "version": "1", "at": 0.0, "score": 0.9, "agree": 1, "propensity": 0.25}
-    return Sample(**(known | {"kept": True} | fields))
+    defaults = {"key": "k", "model": "m", "version": "1", "at": 0.0, "score": 0.9, "agree": 1, "propensity": 0.25}
+    return Sample(**(defaults | {"kept": True} | fields))
 
 
 def written(tmp_path: Path, *samples: Sample) -> None:

@@ -162,9 +162,9 @@ def test_explain_plan_lists_unknown_figures(run: Run) -> None:
     unknown = run("plan", "explain", "digits")
     assert unknown.code == 0
     assert "open      No profile" in unknown.out and "open      No agent of this configuration answers" in unknown.out
-    known = run("plan", "explain", "digits", "--bandwidth", "8", "--round-trip", "4")
-    assert known.code == 0
-    assert "agent" not in known.out  # nothing of it is needed
+    with_link = run("plan", "explain", "digits", "--bandwidth", "8", "--round-trip", "4")
+    assert with_link.code == 0
+    assert "agent" not in with_link.out  # nothing of it is needed
 
 
 def test_explain_plan_uses_measured_splits(tmp_path: Path, run: Run) -> None:
@@ -244,11 +244,11 @@ def test_status_as_text() -> None:
     model: dict[str, Any] = {"name": "m", "version": "1", "edge": "e", "provider": "CPU", "row_ms": None}
     model |= {"threshold": 0.9, "problem": None, "passed_over": ["better: no such provider."]}
     other = model | {"problem": "Another bundle."}
-    gone = model | {"edge": None, "problem": "No runtime."}
+    failed = model | {"edge": None, "problem": "No runtime."}
     proved = model | {"passed_over": [], "certificate": {"promise": "at most 5 %"}, "uncertified": None}
     void = model | {"passed_over": [], "certificate": None, "uncertified": "its certificate is void"}
     status = {
-        "device_id": "d", "version": "0", "ready": True, "uptime_s": 3, "models": [model, other, gone, proved, void],
+        "device_id": "d", "version": "0", "ready": True, "uptime_s": 3, "models": [model, other, failed, proved, void],
         "problems": [{"path": "/x", "message": "Broken."}],
         "links": {
             "http": {"state": "down", "address": "http://g", "problem": "Refused."},

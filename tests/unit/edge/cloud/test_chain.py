@@ -32,11 +32,11 @@ class House:
         self.breakers = [CircuitBreaker(self.clock, rng, settings) for _ in range(2)]
         self.chain = LinkChain([self.first, self.second], self.breakers, self.clock)
 
-    async def infer(self, asked: InferRequest | None = None, timeout_s: float | None = None) -> InferResponse:
+    async def infer(self, infer_request: InferRequest | None = None, timeout_s: float | None = None) -> InferResponse:
         """Asks; what was tried is in `attempts`."""
         self.attempts: list[Attempt] = []
         deadline_s = None if timeout_s is None else self.clock.monotonic_s() + timeout_s
-        return await self.chain.infer(asked or request(), deadline_s, self.attempts)
+        return await self.chain.infer(infer_request or request(), deadline_s, self.attempts)
 
     @property
     def states(self) -> dict[str, str]:
@@ -85,10 +85,10 @@ async def house() -> AsyncIterator[House]:
 
 
 async def test_the_preferred_link_answers(house: House) -> None:
-    asked = request()
-    assert (await house.infer(asked)).answer.request_id == asked.request_id
+    infer_request = request()
+    assert (await house.infer(infer_request)).answer.request_id == infer_request.request_id
     assert house.outcomes == ["ok"]
-    assert house.first.calls == [(replace(asked, id=asked.request_id), 15.0)]
+    assert house.first.calls == [(replace(infer_request, id=infer_request.request_id), 15.0)]
     assert house.second.calls == []
 
 
@@ -115,9 +115,9 @@ async def test_a_link_fault_moves_on_to_the_next_within_the_deadline(house: Hous
         raise DOWN
 
     house.first.answer = slow_fault
-    asked = await begun(house.infer(timeout_s=1.0))
+    task = await begun(house.infer(timeout_s=1.0))
     await house.clock.advance(0.25)
-    await asked
+    await task
     assert [(attempt.outcome, attempt.ms) for attempt in house.attempts] == [("link_down", 250.0), ("ok", 0.0)]
     assert house.second.calls[0][1] == pytest.approx(0.75)
 
@@ -125,17 +125,17 @@ async def test_a_link_fault_moves_on_to_the_next_within_the_deadline(house: Hous
 async def test_hanging_link_leaves_half_of_the_time(house: House) -> None:
     house.first.answer = house.hang
 
-    async def asked(timeout_s: float) -> list[str]:
+    async def outcomes_within(timeout_s: float) -> list[str]:
         asking = await begun(house.infer(timeout_s=timeout_s))
         await house.clock.advance(timeout_s / 2)
         assert (await asking).answer is not None
         return house.outcomes
 
-    assert await asked(1.98) == ["remote_timeout", "ok"]
-    assert await asked(1.98) == ["ok"]  # no answer within 0.99 s: not asked for one again
-    assert await asked(4.0) == ["remote_timeout", "ok"]  # more time than it was ever given
+    assert await outcomes_within(1.98) == ["remote_timeout", "ok"]
+    assert await outcomes_within(1.98) == ["ok"]  # no answer within 0.99 s: not asked for one again
+    assert await outcomes_within(4.0) == ["remote_timeout", "ok"]  # more time than it was ever given
     assert house.states["first"] == "open"  # though it answers every probe
-    assert await asked(30.0) == ["ok"]
+    assert await outcomes_within(30.0) == ["ok"]
 
 
 async def test_the_only_usable_link_gets_all_the_time(house: House) -> None:
@@ -148,10 +148,10 @@ async def test_the_only_usable_link_gets_all_the_time(house: House) -> None:
 async def test_attempts_of_a_cancelled_request_are_recorded(house: House) -> None:
     house.first.error = DOWN
     house.second.answer = house.hang
-    asked = await begun(house.infer(timeout_s=2.0))
-    asked.cancel()
+    task = await begun(house.infer(timeout_s=2.0))
+    task.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await asked
+        await task
     assert house.outcomes == ["link_down"]
 
 
@@ -161,10 +161,10 @@ async def test_no_time_left_means_no_further_try(house: House) -> None:
         raise errors.RemoteTimeoutError("late")
 
     house.first.answer = slow_fault
-    asked = await begun(house.infer(timeout_s=1.0))
+    task = await begun(house.infer(timeout_s=1.0))
     await house.clock.advance(1.0)
     with pytest.raises(errors.RemoteTimeoutError):
-        await asked
+        await task
     assert house.outcomes == ["remote_timeout"]
     assert house.second.calls == []
 
@@ -198,7 +198,7 @@ async def test_retry_after_of_the_gateway_is_kept(house: House) -> None:
 
 
 @pytest.mark.parametrize(
-    "said",
+    "error",
     [
         errors.ModelMismatchError("no"),
         errors.QueueFullError("later"),
@@ -206,12 +206,12 @@ async def test_retry_after_of_the_gateway_is_kept(house: House) -> None:
         errors.DeadlineExceededError("late"),
     ],
 )
-async def test_an_error_of_the_gateway_is_final_and_opens_no_breaker(house: House, said: errors.FirstlineError) -> None:
-    house.first.error = said
+async def test_a_gateway_error_is_final_and_opens_no_breaker(house: House, error: errors.FirstlineError) -> None:
+    house.first.error = error
     for _ in range(5):
-        with pytest.raises(type(said)):
+        with pytest.raises(type(error)):
             await house.infer()
-        assert house.outcomes == [said.code]
+        assert house.outcomes == [error.code]
     assert house.second.calls == []
     assert house.states == {"first": "closed", "second": "closed"}
 
@@ -259,12 +259,12 @@ async def test_a_silent_kept_connection_is_replaced_and_not_learned_from(house: 
     house.second.error = house.second.probe_error = DOWN
     answers = iter([StaleConnectionError("no byte"), None] * 3)
 
-    async def stale_then_fine(asked: InferRequest, timeout_s: float) -> InferResponse:
+    async def stale_then_fine(infer_request: InferRequest, timeout_s: float) -> InferResponse:
         error = next(answers)
         await house.clock.sleep(timeout_s / 2 if error else 0.01)
         if error:
             raise error
-        return response(asked)
+        return response(infer_request)
 
     house.first.answer = stale_then_fine
     for _ in range(3):
@@ -437,9 +437,9 @@ async def test_a_device_without_links_refuses_at_once() -> None:
 
 
 async def test_a_cancelled_request_is_no_verdict(house: House) -> None:
-    async def hang(asked: InferRequest, _timeout_s: float) -> InferResponse:
+    async def hang(infer_request: InferRequest, _timeout_s: float) -> InferResponse:
         await house.clock.sleep(100)
-        return response(asked)
+        return response(infer_request)
 
     house.first.answer = hang
     for _ in range(5):
@@ -489,9 +489,9 @@ class TestTiming:
     """The times of a link are measured at every call and every probe."""
 
     async def take(self, house: House, seconds: float, *, size_rows: int = 1) -> None:
-        async def slowly(asked: InferRequest, _timeout_s: float) -> InferResponse:
+        async def slowly(infer_request: InferRequest, _timeout_s: float) -> InferResponse:
             await house.clock.sleep(seconds)
-            return response(asked)
+            return response(infer_request)
 
         house.first.answer = slowly
         asking = await begun(house.infer(request(size_rows)))
@@ -517,11 +517,11 @@ class TestTiming:
         await house.lose(house.second)
         free_s = 0.0
 
-        async def one_by_one(asked: InferRequest, _timeout_s: float) -> InferResponse:
+        async def one_by_one(infer_request: InferRequest, _timeout_s: float) -> InferResponse:
             nonlocal free_s
             free_s = max(free_s, house.clock.monotonic_s()) + 0.1
             await house.clock.sleep(free_s - house.clock.monotonic_s())
-            return response(asked)
+            return response(infer_request)
 
         house.first.answer = one_by_one
         size_bytes = request().size_bytes
@@ -537,8 +537,8 @@ class TestTiming:
         asking = [asyncio.create_task(house.infer()) for _ in range(4)]
         await settle()
         assert house.chain.predicted_s(size_bytes) == pytest.approx(0.5, rel=0.1)
-        for gone in asking:
-            gone.cancel()
+        for task in asking:
+            task.cancel()
         await settle()
         assert house.chain.predicted_s(size_bytes) == pytest.approx(0.1, rel=0.3)
 
@@ -549,9 +549,9 @@ class TestTiming:
         size_bytes = request().size_bytes
         before = house.chain.predicted_s(size_bytes)
 
-        async def after_the_outage(asked: InferRequest, _timeout_s: float) -> InferResponse:
+        async def after_the_outage(infer_request: InferRequest, _timeout_s: float) -> InferResponse:
             await house.clock.sleep(8.0)
-            return response(asked)
+            return response(infer_request)
 
         house.first.answer = after_the_outage
         asking = await begun(house.infer())
@@ -595,8 +595,8 @@ class TestTiming:
         assert (house.chain.predicted_s(7) or 0) > 3.0
 
     async def test_if_every_link_is_too_slow_the_fastest_is_tried_first(self, house: House) -> None:
-        for way, seconds in zip(house.chain._links, (2.0, 0.8), strict=True):
-            way.timing.answered(7, seconds, house.clock.monotonic_s())
+        for link, seconds in zip(house.chain._links, (2.0, 0.8), strict=True):
+            link.timing.answered(7, seconds, house.clock.monotonic_s())
         await house.infer(timeout_s=1.0)
         assert (len(house.first.calls), len(house.second.calls)) == (0, 1)
 

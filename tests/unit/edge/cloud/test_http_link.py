@@ -96,9 +96,9 @@ TRUSTED = Origin(trust_request_id=True)
 
 def answer_to(headers: dict[str, str], body: bytes, origin: Origin = TRUSTED, classes: int = 10) -> bytes:
     """The gateway's answer to a request."""
-    asked = decode_request("digits", body, int(headers[http.HEADER_LENGTH.lower()]), origin)
-    assert asked.deadline_s is not None
-    encoded = encode_response(asked, response(asked, classes=classes))
+    infer_request = decode_request("digits", body, int(headers[http.HEADER_LENGTH.lower()]), origin)
+    assert infer_request.deadline_s is not None
+    encoded = encode_response(infer_request, response(infer_request, classes=classes))
     return reply(200, encoded.body, wire.headers_for(encoded))
 
 
@@ -136,17 +136,17 @@ async def link(server: Server, tmp_path: Path) -> AsyncIterator[HttpLink]:
     token = tmp_path / "link-token"
     token.write_text("secret")
     section = LinkSection(kind="http", url=server.url, token_file=str(token))
-    made = HttpLink(section, limits=Limits(body_bytes=100_000))
-    await made.start()
-    yield made
-    await made.close()
+    link = HttpLink(section, limits=Limits(body_bytes=100_000))
+    await link.start()
+    yield link
+    await link.close()
 
 
 async def test_asks_by_version_with_the_token_over_one_connection(server: Server, link: HttpLink) -> None:
     for _ in range(3):
-        asked = request(2)
-        answer = await link.infer(asked, 5.0)
-        assert answer.answer == response(asked).answer
+        infer_request = request(2)
+        answer = await link.infer(infer_request, 5.0)
+        assert answer.answer == response(infer_request).answer
         assert answer.output("probabilities").shape == (2, 10)
     assert server.connections == 1
     assert server.heads[0].startswith("POST /v2/models/digits/versions/1/infer HTTP/1.1\r\n")
@@ -211,9 +211,9 @@ async def test_requests_in_progress_delay_no_probe(server: Server) -> None:
     await link.probe(5.0)
     hanging.cancel()
     await asyncio.gather(hanging, return_exceptions=True)
-    with pytest.raises(errors.RemoteTimeoutError) as heard:
+    with pytest.raises(errors.RemoteTimeoutError) as caught:
         await link.infer(request(), 0.1)
-    assert type(heard.value) is errors.RemoteTimeoutError
+    assert type(caught.value) is errors.RemoteTimeoutError
     await link.close()
 
 
@@ -356,16 +356,16 @@ async def test_a_key_of_another_scope_is_unauthorized(server: Server, link: Http
 
 
 @pytest.mark.parametrize(
-    ("answer", "said"),
+    ("answer", "error"),
     [
         (b"HTTP/1.1 200 OK\r\nContent-Length: 99999999\r\n\r\n", "too much"),
         (b"SSH-2.0-OpenSSH_9.2\r\n\r\n", "does not speak HTTP/1.1"),
     ],
     ids=["over the limit", "not HTTP"],
 )
-async def test_an_unusable_answer_is_the_links_fault(server: Server, link: HttpLink, answer: bytes, said: str) -> None:
+async def test_an_unusable_answer_is_the_links_fault(server: Server, link: HttpLink, answer: bytes, error: str) -> None:
     server.script = always(answer)
-    with pytest.raises(errors.ProtocolError, match=said):
+    with pytest.raises(errors.ProtocolError, match=error):
         await link.infer(request(), 5.0)
 
 
@@ -402,9 +402,9 @@ async def test_a_gateway_that_makes_request_ids_of_its_own_is_accepted(server: S
 
     server.script = answer
     link = HttpLink(LinkSection(kind="http", url=server.url))
-    asked = request(id="mine")
-    found = await chain_of(link).infer(asked, None, [])
-    assert found.id == asked.request_id != found.answer.request_id
+    infer_request = request(id="mine")
+    found = await chain_of(link).infer(infer_request, None, [])
+    assert found.id == infer_request.request_id != found.answer.request_id
     await link.close()
 
 
@@ -510,15 +510,15 @@ async def predict_on_a_narrow_link() -> None:
         await narrow.become(Network(delay_s=0.005, total_bytes_s=CARRIED_BYTES_S))
         clock, link = LoopClock(), HttpLink(LinkSection(kind="http", url=f"http://127.0.0.1:{narrow.port}"))
         chain = LinkChain([link], [CircuitBreaker(clock, random.Random(1))], clock)
-        asked = structs.replace(request(), inputs=(Tensor("image", ROW),), binary_output=True)
+        infer_request = structs.replace(request(), inputs=(Tensor("image", ROW),), binary_output=True)
 
         async def ask() -> float:
             began_s = clock.monotonic_s()
-            await chain.infer(structs.replace(asked, request_id=new_request_id()), began_s + 60, [])
+            await chain.infer(structs.replace(infer_request, request_id=new_request_id()), began_s + 60, [])
             return clock.monotonic_s() - began_s
 
         def median_s() -> float | None:
-            return chain._links[0].timing.predicted_s(asked.size_bytes, 0.5, clock.monotonic_s())
+            return chain._links[0].timing.predicted_s(infer_request.size_bytes, 0.5, clock.monotonic_s())
 
         for together in (1, 2, 4, 1, 3, 4, 2):
             await asyncio.gather(*(ask() for _ in range(together)))
@@ -531,7 +531,7 @@ async def predict_on_a_narrow_link() -> None:
         await link.close()
     assert alone_s == pytest.approx(alone_took_s, rel=0.2)
     assert behind_s == pytest.approx(took_s, rel=0.2)
-    assert took_s > max(DEPTH * asked.size_bytes / CARRIED_BYTES_S, 3 * alone_took_s)
+    assert took_s > max(DEPTH * infer_request.size_bytes / CARRIED_BYTES_S, 3 * alone_took_s)
 
 
 def test_requests_in_flight_delay_the_prediction() -> None:

@@ -39,15 +39,15 @@ class Street:
         self._values = count()
         self._deliveries: set[asyncio.Task[None]] = set()
 
-    async def _answer(self, asked: InferRequest, timeout_s: float) -> InferResponse:
+    async def _answer(self, infer_request: InferRequest, timeout_s: float) -> InferResponse:
         await self.clock.sleep(min(self.pace_s, timeout_s))
         if self.pace_s > timeout_s:
             raise RemoteTimeoutError("late")
-        return full_answer(asked, self.scene.cloud.digest)
+        return full_answer(infer_request, self.scene.cloud.digest)
 
-    async def _deliver(self, asked: InferRequest) -> None:
+    async def _deliver(self, infer_request: InferRequest) -> None:
         with contextlib.suppress(FirstlineError):
-            await self.chain.infer(asked, None, [])
+            await self.chain.infer(infer_request, None, [])
 
     async def go(self, requests: int) -> list[bool]:
         """Whether the full model answered, request by request; what was promised is sent at once, with patience."""

@@ -99,12 +99,12 @@ def test_a_corrected_clock_puts_the_brake_in_force_again(tmp_path: Path) -> None
 
 
 @given(st.lists(st.tuples(st.integers(1, 5), st.integers(0, 4000)), max_size=40), st.integers(0, 10))
-def test_no_hour_has_more_than_the_brake_allows(asked: list[tuple[int, int]], per_hour: int) -> None:
+def test_no_hour_has_more_than_the_brake_allows(requests: list[tuple[int, int]], per_hour: int) -> None:
     clock = SimulatedClock()
     limiter = EscalationLimiter(Path("/nonexistent/brake"), clock)
     limiter.brake = Brake(per_hour, "")
     used: dict[int, int] = {}
-    for rows, wait_s in asked:
+    for rows, wait_s in requests:
         hour = int(clock.wall_s() // 3600)
         if passes(limiter, rows):
             used[hour] = used.get(hour, 0) + rows
@@ -157,9 +157,9 @@ async def test_rows_are_counted_by_the_tier_of_the_final_answer() -> None:
     alarmed = SimpleNamespace(of=lambda _: CertificateState("broken_on_device"), alarm_of=lambda _: OWN)
     counts = FleetCounts(scene.models, alarmed, lambda size_bytes: size_bytes / 10)
     for values in ((SURE,), (UNSURE,), (UNSURE,), (SURE, UNSURE, 0.61)):
-        asked = request(*values)
-        context = scene.context(asked)
-        counts.answered(asked, await scene.cascade.infer(context), 0.0015, context.rows)
+        infer_request = request(*values)
+        context = scene.context(infer_request)
+        counts.answered(infer_request, await scene.cascade.infer(context), 0.0015, context.rows)
     counts.refused(request(SURE, SURE), scene.held.version, InferenceError("no"), 0.3)
     (found,) = counts.counts()
     assert (found.rows, found.kept, found.escalated, found.errors) == (8, 2, 4, 2)
@@ -327,16 +327,16 @@ async def test_a_twin_applies_the_desired_state_and_reports_changes(tmp_path: Pa
     def twin() -> FleetMember:
         return member_of(tmp_path, clock, transport, updater, lambda *_: so)
 
-    made = twin()
+    device_twin = twin()
     transport.away = True
-    running = asyncio.create_task(made.run())
-    await until(lambda: made.problem)
+    running = asyncio.create_task(device_twin.run())
+    await until(lambda: device_twin.problem)
     assert transport.reports == []
     transport.away = False
     await clock.advance(440)
     assert [(report.session, report.revision) for report in transport.reports] == [("s", 0)]
     await clock.advance(160)
-    assert len(transport.counts) >= 2 and made.problem == ""
+    assert len(transport.counts) >= 2 and device_twin.problem == ""
     transport.documents.put_nowait(Desired(4, brake=Brake(0.0, "")))
     await until(lambda: applied)
     so = replace(so, braked=True)
@@ -351,10 +351,10 @@ async def test_a_twin_applies_the_desired_state_and_reports_changes(tmp_path: Pa
     assert len(transport.reports) == reports + 1 and transport.reports[-1].revision == 4
     reports, transport.loses_counts = len(transport.reports), True
     await clock.advance(60)
-    assert made.problem == "No gateway answers."
+    assert device_twin.problem == "No gateway answers."
     transport.loses_counts = False
     await clock.advance(60)
-    assert made.problem == "" and len(transport.reports) == reports  # the counts that arrived ended it
+    assert device_twin.problem == "" and len(transport.reports) == reports  # the counts that arrived ended it
     await clock.advance(900)
     assert len(transport.reports) in (reports + 1, reports + 2)  # repeated, because a broker may have dropped it
     assert replace(transport.reports[-1], sequence=0) == replace(transport.reports[reports - 1], sequence=0)

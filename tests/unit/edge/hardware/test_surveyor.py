@@ -40,10 +40,10 @@ asyncio.run(main())
 
 
 async def test_a_refused_process_is_retried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
+    requests: list[str] = []
 
     def refuse(*_: object, **__: object) -> None:
-        asked.append("a process")
+        requests.append("a process")
         raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
 
     monkeypatch.setattr(subprocess, "Popen", refuse)
@@ -53,11 +53,11 @@ async def test_a_refused_process_is_retried(tmp_path: Path, monkeypatch: pytest.
         task = asyncio.create_task(surveyor.run())
 
         async def asked_thrice() -> None:
-            while len(asked) < 3:
+            while len(requests) < 3:
                 await clock.advance(300.0) if clock.sleepers else await asyncio.sleep(0.001)
 
         await first_of(asked_thrice(), asyncio.sleep(30))
-        assert len(asked) == 3
+        assert len(requests) == 3
         assert not task.done()
         assert surveyor.catalogue is not None  # files say what they say
         task.cancel()

@@ -41,8 +41,8 @@ class Authority:
         self.hash = bytes.fromhex(public_key_hash(self.own.pem).hex())
 
     def answer(self, csr: str, device: str = "press-7", *, days: float = 90, now_s: float = NOW_S) -> EnrolAnswer:
-        made = ca.issue_device(self.own, device, ca.requested_key(csr), now_s, days)
-        return EnrolAnswer(device, ca.pem_of(made), self.own.pem, BrokerAddress("broker", 8883, "firstline/v1"), now_s)
+        cert = ca.issue_device(self.own, device, ca.requested_key(csr), now_s, days)
+        return EnrolAnswer(device, ca.pem_of(cert), self.own.pem, BrokerAddress("broker", 8883, "firstline/v1"), now_s)
 
 
 @pytest.fixture(scope="module")

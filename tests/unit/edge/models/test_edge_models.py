@@ -40,7 +40,7 @@ def workers() -> Iterator[Workers]:
 
 
 @pytest.fixture
-def held(workers: Workers) -> Iterator[DeviceModel]:
+def model(workers: Workers) -> Iterator[DeviceModel]:
     """The digits, loaded."""
     models = open_models([DIGITS], here(workers))
     yield models.find("digits")
@@ -49,14 +49,14 @@ def held(workers: Workers) -> Iterator[DeviceModel]:
 
 def test_the_digits_are_loaded_and_measured(workers: Workers) -> None:
     models = open_models([DIGITS], here(workers))
-    held = models.find("digits")
-    assert held.edge is not None and held.problem == ""
-    assert 0 < held.edge.row_ms < 100
-    assert held.edge.digest != held.edge.loaded.digest  # the score is part of the evidence
-    assert held.metadata.labels[0] == "zero"
-    assert held.metadata.platform == "onnxruntime_onnx"
-    assert held.edge.loaded.passed_over == ()
-    assert models.find("digits", "1") is held
+    model = models.find("digits")
+    assert model.edge is not None and model.problem == ""
+    assert 0 < model.edge.row_ms < 100
+    assert model.edge.digest != model.edge.loaded.digest  # the score is part of the evidence
+    assert model.metadata.labels[0] == "zero"
+    assert model.metadata.platform == "onnxruntime_onnx"
+    assert model.edge.loaded.passed_over == ()
+    assert models.find("digits", "1") is model
     assert models.find("digits", "2") is None and models.find("other") is None
     models.close()
 
@@ -86,16 +86,16 @@ def test_a_score_without_bounds_leaves_the_value_to_the_likeliest_class(tmp_path
     found = msgspec.structs.replace(found, version=2, policy=Policy(Score("energy"), 5.0))
     (tmp_path / "digits" / MANIFEST_NAME).write_bytes(encode_manifest(found))
     models = open_models([tmp_path], here(workers))
-    held = models.find("digits")
-    tensor = held.edge.loaded.made_up_inputs(typical=True)
+    model = models.find("digits")
+    tensor = model.edge.loaded.made_up_inputs(typical=True)
     assert tensor is not None
-    (output,) = held.edge.run(tensor)
+    (output,) = model.edge.run(tensor)
     assert output.score is not None and output.score > 1  # of which one minus the score would be worth nothing
     assert output.value == pytest.approx(1 - output.outputs[PROBABILITIES].max())
     models.close()
 
 
-def test_other_load_does_not_count_as_model_time(held: DeviceModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_load_does_not_count_as_model_time(model: DeviceModel, monkeypatch: pytest.MonkeyPatch) -> None:
     now_s, taken_s = 0.0, iter([0.9, 0.8, 0.005, 0.004, 0.0004, 0.007, 0.006])  # the first two warm up
     monkeypatch.setattr(loading, "time", SimpleNamespace(perf_counter=lambda: now_s))
 
@@ -103,12 +103,12 @@ def test_other_load_does_not_count_as_model_time(held: DeviceModel, monkeypatch:
         nonlocal now_s
         now_s += next(taken_s)
 
-    assert quickest_ms(held.edge.loaded, run, 5)[0] == pytest.approx(0.4)
+    assert quickest_ms(model.edge.loaded, run, 5)[0] == pytest.approx(0.4)
 
 
-def test_small_work_is_quick_and_large_work_is_not(held: DeviceModel) -> None:
-    assert held.edge is not None
-    edge = replace(held.edge, row_ms=0.1, sample_bytes=100)
+def test_small_work_is_quick_and_large_work_is_not(model: DeviceModel) -> None:
+    assert model.edge is not None
+    edge = replace(model.edge, row_ms=0.1, sample_bytes=100)
 
     assert edge.quick(edge.measured_ms(100)) and edge.quick(edge.measured_ms(10))
     assert not edge.quick(20 * edge.measured_ms(100))  # many rows
@@ -118,10 +118,10 @@ def test_small_work_is_quick_and_large_work_is_not(held: DeviceModel) -> None:
     assert edge.sure_ms(request, 1) == pytest.approx(0.2)  # of the rows' mean size
 
 
-def test_slow_model_leaves_the_event_loop_until_quick_again(held: DeviceModel) -> None:
-    edge = replace(held.edge, row_ms=0.1, sample_bytes=100)
+def test_slow_model_leaves_the_event_loop_until_quick_again(model: DeviceModel) -> None:
+    edge = replace(model.edge, row_ms=0.1, sample_bytes=100)
     measured_ms = edge.measured_ms(100)
-    sample = held.edge.loaded.made_up_inputs(typical=True)
+    sample = model.edge.loaded.made_up_inputs(typical=True)
     assert sample is not None
     for _ in range(3):  # not for a moment's sake
         edge.run(sample, measured_s=0.0)
@@ -136,8 +136,8 @@ def test_slow_model_leaves_the_event_loop_until_quick_again(held: DeviceModel) -
     assert edge.pace.factor * measured_ms == 0.1  # not quicker than it was ever measured
 
 
-def test_one_run_that_holds_up_the_loop_moves_the_next_ones(held: DeviceModel) -> None:
-    edge = replace(held.edge, row_ms=0.1, sample_bytes=100)
+def test_one_run_that_holds_up_the_loop_moves_the_next_ones(model: DeviceModel) -> None:
+    edge = replace(model.edge, row_ms=0.1, sample_bytes=100)
     edge.pace.ran(0.09, 0.0001)
     edge.pace.ran(1.0, 0.1)  # many rows, in a thread
     assert edge.quick(0.1)
@@ -162,10 +162,10 @@ def test_a_bundle_without_edge_files_answers_from_the_cloud(tmp_path: Path, work
     path.mkdir()
     shutil.copy(DIGITS / MANIFEST_NAME, path)
     models = open_models([tmp_path], here(workers))
-    held = models.find("digits")
-    assert held.edge is None
-    assert "edge-onnx.onnx" in held.problem
-    assert held.metadata.platform == "firstline"
+    model = models.find("digits")
+    assert model.edge is None
+    assert "edge-onnx.onnx" in model.problem
+    assert model.metadata.platform == "firstline"
 
 
 @pytest.mark.parametrize("damage", ["manifest", "model"])
@@ -208,15 +208,15 @@ def test_unfinished_bundles_are_passed_over(tmp_path: Path) -> None:
 
 def test_the_newest_version_is_the_current_one() -> None:
     old, new = (msgspec.structs.replace(manifest(), version=version) for version in (9, 10))
-    models = Models([DeviceModel(Bundle(Path(), said), None) for said in (new, old)])
+    models = Models([DeviceModel(Bundle(Path(), manifest), None) for manifest in (new, old)])
     current = models.find("m")
     assert current.version == "10"
     assert models.find("m", "9") is not None
 
 
-def test_rows_are_scored_one_by_one(held: DeviceModel) -> None:
-    sample = held.edge.loaded.made_up_inputs(typical=True)
-    one, two = held.edge.run(take_rows(sample, [0, 0]))
+def test_rows_are_scored_one_by_one(model: DeviceModel) -> None:
+    sample = model.edge.loaded.made_up_inputs(typical=True)
+    one, two = model.edge.run(take_rows(sample, [0, 0]))
     np.testing.assert_array_equal(one.outputs[PROBABILITIES], two.outputs[PROBABILITIES])
     assert one.score == two.score and one.score is not None and 0 <= one.score <= 1
 

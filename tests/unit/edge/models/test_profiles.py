@@ -164,9 +164,9 @@ async def test_status_shows_sources_of_times_and_damaged_profiles(tmp_path: Path
         assert (model["row_ms"], model["row_ms_from"]) == (200, "profile")
     path.write_bytes(b"{")
     async with EdgeAgent(settings) as agent:
-        said = agent.operations.status()
-        assert said["models"][0]["row_ms_from"] == "load"
-        assert [problem["path"] for problem in said["problems"]] == [str(path)]
+        status = agent.operations.status()
+        assert status["models"][0]["row_ms_from"] == "load"
+        assert [problem["path"] for problem in status["problems"]] == [str(path)]
         assert agent.data_plane.ready()
 
 

@@ -77,9 +77,9 @@ class House:
         await asyncio.gather(*tasks, return_exceptions=True)
         outbox.close()
 
-    async def until(self, heard: int, *, step_s: float = 0.0) -> None:
+    async def until(self, count: int, *, step_s: float = 0.0) -> None:
         async with asyncio.timeout(5):
-            while len(self.broker.heard) < heard:
+            while len(self.broker.heard) < count:
                 await self.clock.advance(step_s)
                 await asyncio.sleep(0.0005)
 
@@ -91,10 +91,10 @@ class House:
 
 
 async def corrected(outbox: Outbox) -> str:
-    asked = request()
-    await outbox.put(OutboxItem(asked, (0,), response(asked, Status.PROVISIONAL), 0.0))
-    await outbox.finish(asked.request_id, response(asked))
-    return asked.request_id
+    infer_request = request()
+    await outbox.put(OutboxItem(infer_request, (0,), response(infer_request, Status.PROVISIONAL), 0.0))
+    await outbox.finish(infer_request.request_id, response(infer_request))
+    return infer_request.request_id
 
 
 @pytest.fixture
@@ -104,10 +104,10 @@ def house(tmp_path: Path) -> House:
 
 async def test_each_correction_is_announced_once(house: House) -> None:
     async with house.running() as outbox:
-        told = [await corrected(outbox) for _ in range(20)]
+        request_ids = [await corrected(outbox) for _ in range(20)]
         await house.until(20)
         await house.until_noted(outbox)
-    assert house.broker.heard == told
+    assert house.broker.heard == request_ids
     async with house.running() as outbox:
         last = await corrected(outbox)
         await house.until(21)
@@ -117,21 +117,21 @@ async def test_each_correction_is_announced_once(house: House) -> None:
 async def test_missed_corrections_are_announced_after_a_reconnection(house: House) -> None:
     house.broker.up.clear()
     async with house.running() as outbox:
-        told = [await corrected(outbox) for _ in range(3)]
+        request_ids = [await corrected(outbox) for _ in range(3)]
         await settle()
         assert house.broker.tries == 0
         house.broker.up.set()
         await house.until(3)
-    assert house.broker.heard == told
+    assert house.broker.heard == request_ids
 
 
 async def test_the_next_process_announces_the_remaining_answers(house: House) -> None:
     before = Outbox(house.path, announcing=lambda: [Receiver.APPLICATIONS], clock=house.clock)
-    told = await corrected(before)
+    request_id = await corrected(before)
     before.close()  # killed between the answer and its announcement
     async with house.running():
         await house.until(1)
-    assert house.broker.heard == [told]
+    assert house.broker.heard == [request_id]
 
 
 async def test_a_device_that_announces_nothing_leaves_nothing_to_announce(house: House) -> None:
@@ -148,8 +148,8 @@ async def test_announcements_back_off_while_the_broker_fails(house: House, hangi
     house.broker.hanging = hanging
     house.broker.error = errors.LinkDownError("lost")
     async with house.running() as outbox:
-        told = await corrected(outbox)
-        await outbox.answer(told, "local")  # it hangs on nothing here
+        request_id = await corrected(outbox)
+        await outbox.answer(request_id, "local")  # it hangs on nothing here
         tries = []
         for _ in range(2):
             before = house.broker.tries
@@ -161,7 +161,7 @@ async def test_announcements_back_off_while_the_broker_fails(house: House, hangi
         house.broker.hanging, house.broker.error = False, None
         await house.until(1, step_s=1.0)
         await house.until_noted(outbox)
-    assert house.broker.heard == [told]
+    assert house.broker.heard == [request_id]
 
 
 async def test_a_correction_the_broker_refuses_is_given_up(house: House) -> None:
@@ -175,33 +175,33 @@ async def test_a_correction_the_broker_refuses_is_given_up(house: House) -> None
 async def test_a_missing_permission_is_retried(house: House) -> None:
     house.broker.error = errors.UnauthorizedError("not on this topic")
     async with house.running() as outbox:
-        told = await corrected(outbox)
+        request_id = await corrected(outbox)
         async with asyncio.timeout(5):
             while house.broker.tries < 2:
                 await house.clock.advance(1.0)
                 await asyncio.sleep(0.0005)
         house.broker.error = None
         await house.until(1, step_s=1.0)
-    assert house.broker.heard == [told]
+    assert house.broker.heard == [request_id]
 
 
 async def test_answers_are_reported_to_the_fleet_until_a_report_arrives(house: House) -> None:
     fleet = Fleet(errors.LinkDownError("lost"), errors.CapacityError("full"))
     async with house.running(fleet.report) as outbox:
-        told = await corrected(outbox)
+        request_id = await corrected(outbox)
         await house.until_noted(outbox, step_s=1.0)
-    assert fleet.reports == 3 * [[told]]
-    assert house.broker.heard == [told]
+    assert fleet.reports == 3 * [[request_id]]
+    assert house.broker.heard == [request_id]
 
 
 async def test_reports_that_fail_repeat_and_delay_no_publication(house: House) -> None:
     fleet = Fleet(*(20 * [errors.LinkDownError("lost")]))
     async with house.running(fleet.report) as outbox:
-        told = [await corrected(outbox) for _ in range(2 * CONCURRENCY)]
+        request_ids = [await corrected(outbox) for _ in range(2 * CONCURRENCY)]
         await house.until_noted(outbox, step_s=1.0)
-    assert house.broker.heard == told
+    assert house.broker.heard == request_ids
     assert len(fleet.reports) > 20
-    assert Counter(one for report in fleet.reports[20:] for one in report) == Counter(told)
+    assert Counter(one for report in fleet.reports[20:] for one in report) == Counter(request_ids)
 
 
 @pytest.mark.parametrize("connected", [True, False])
@@ -211,12 +211,12 @@ async def test_publications_that_fail_repeat_and_delay_no_report(house: House, c
     if not connected:
         house.broker.up.clear()
     async with house.running(fleet.report) as outbox:
-        told = [await corrected(outbox) for _ in range(2 * CONCURRENCY)]
+        request_ids = [await corrected(outbox) for _ in range(2 * CONCURRENCY)]
         async with asyncio.timeout(5):
-            while sum(map(len, fleet.reports)) < len(told):
+            while sum(map(len, fleet.reports)) < len(request_ids):
                 await settle()
         house.broker.error = None
         house.broker.up.set()
         await house.until_noted(outbox, step_s=1.0)
-    assert Counter(one for report in fleet.reports for one in report) == Counter(told)
-    assert house.broker.heard == told
+    assert Counter(one for report in fleet.reports for one in report) == Counter(request_ids)
+    assert house.broker.heard == request_ids

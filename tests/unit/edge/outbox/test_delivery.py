@@ -129,33 +129,33 @@ class House:
     async def promise(
         self, reason: Reason = Reason.LINK_DOWN, *, tried: str = "", hurried: bool = False, **fields: Any
     ) -> str:
-        asked = request(2, **fields)
-        provisional = response(asked, Status.PROVISIONAL, rows=3)
+        infer_request = request(2, **fields)
+        provisional = response(infer_request, Status.PROVISIONAL, rows=3)
         first, _, third = provisional.answer.rows
-        said = replace(provisional.answer, reason=reason, rows=(first, row(Status.FINAL), third))
+        answer = replace(provisional.answer, reason=reason, rows=(first, row(Status.FINAL), third))
         if tried:
-            said = replace(said, attempts=(*said.attempts, Attempt(Tier.CLOUD, tried, 500.0)))
-        provisional = replace(provisional, answer=said)
-        item = OutboxItem(asked, (0, 2), provisional, self.clock.wall_s())
+            answer = replace(answer, attempts=(*answer.attempts, Attempt(Tier.CLOUD, tried, 500.0)))
+        provisional = replace(provisional, answer=answer)
+        item = OutboxItem(infer_request, (0, 2), provisional, self.clock.wall_s())
         await self.outbox.put(item)
         if not hurried:
             self.outbox.stored.get_nowait()
-        return asked.request_id
+        return infer_request.request_id
 
     def note_moments(self) -> dict[str, float]:
         """Returns when each request reaches the gateway, from now on."""
         moments: dict[str, float] = {}
 
-        async def note(asked: InferRequest, _timeout_s: float) -> InferResponse:
-            moments[asked.request_id] = self.clock.monotonic_s()
-            return response(asked)
+        async def note(infer_request: InferRequest, _timeout_s: float) -> InferResponse:
+            moments[infer_request.request_id] = self.clock.monotonic_s()
+            return response(infer_request)
 
         self.link.answer = note
         return moments
 
     def sent(self, request_id: str) -> int:
         """How often it was sent."""
-        return sum(asked.request_id == request_id for asked, _ in self.link.calls)
+        return sum(sent.request_id == request_id for sent, _ in self.link.calls)
 
     async def until_empty(self, step_s: float = 5.0, steps: int = 200) -> None:
         for _ in range(steps):
@@ -191,8 +191,8 @@ async def house(tmp_path: Path) -> AsyncIterator[House]:
 async def test_a_promise_is_sent_and_its_answer_stored(house: House) -> None:
     promised = [await house.promise() for _ in range(5)]
     await house.until_empty()
-    assert [asked.request_id for asked, _ in house.link.calls] == promised
-    assert all(asked.promised for asked, _ in house.link.calls)
+    assert [sent.request_id for sent, _ in house.link.calls] == promised
+    assert all(sent.promised for sent, _ in house.link.calls)
     assert await house.statuses(promised) == {Status.FINAL}
     assert sorted(answer.answer.request_id for answer in house.announced if answer.answer) == sorted(promised)
     for answer in house.announced:
@@ -210,7 +210,7 @@ async def test_offline_nothing_is_tried_and_everything_follows_on_reconnect(hous
     house.mend()
     await house.until_empty()
     assert await house.statuses(promised) == {Status.FINAL}
-    assert {asked.request_id for asked, _ in house.link.calls} == set(promised)
+    assert {sent.request_id for sent, _ in house.link.calls} == set(promised)
 
 
 async def test_a_promise_expires_by_age_also_while_the_link_is_down(house: House) -> None:
@@ -220,7 +220,7 @@ async def test_a_promise_expires_by_age_also_while_the_link_is_down(house: House
     await house.until_empty(step_s=400.0, steps=20)
     found = await house.outbox.answer(request_id, "local")
     assert (found.answer.status, found.answer.reason) == (Status.EXPIRED, Reason.LINK_DOWN)
-    assert [said.status for said in found.answer.rows] == [Status.EXPIRED, Status.FINAL, Status.EXPIRED]
+    assert [row.status for row in found.answer.rows] == [Status.EXPIRED, Status.FINAL, Status.EXPIRED]
     assert [answer.answer.status for answer in house.announced if answer.answer] == [Status.EXPIRED]
 
 
@@ -261,7 +261,7 @@ async def test_a_retry_has_the_same_id(house: House, passing: errors.FirstlineEr
     house.link.error = None
     await house.until_empty()
     assert await house.status(request_id) is Status.FINAL
-    assert {asked.request_id for asked, _ in house.link.calls} == {request_id}
+    assert {sent.request_id for sent, _ in house.link.calls} == {request_id}
 
 
 @pytest.mark.parametrize(("said_s", "least_s"), [(50.0, 50.0), (30 * 86_400.0, 60.0)])
@@ -326,10 +326,10 @@ async def test_failures_in_a_row_back_off(house: House) -> None:
     ids=lambda failure: type(failure).__name__,
 )
 async def test_failures_of_one_model_block_no_other(house: House, failure: Exception) -> None:
-    async def some(asked: InferRequest, _timeout_s: float) -> InferResponse:
-        if asked.model == "bad":
+    async def some(infer_request: InferRequest, _timeout_s: float) -> InferResponse:
+        if infer_request.model == "bad":
             raise failure
-        return response(asked)
+        return response(infer_request)
 
     house.link.answer = some
     bad = [await house.promise(model="bad") for _ in range(8)]  # more than are sent at once
@@ -342,10 +342,10 @@ async def test_failures_of_one_model_block_no_other(house: House, failure: Excep
 async def test_a_failed_promise_goes_after_the_others_of_its_model(house: House) -> None:
     bad: list[str] = []
 
-    async def some(asked: InferRequest, _timeout_s: float) -> InferResponse:
-        if asked.request_id in bad:
+    async def some(infer_request: InferRequest, _timeout_s: float) -> InferResponse:
+        if infer_request.request_id in bad:
             raise errors.QueueFullError("too much for me")
-        return response(asked)
+        return response(infer_request)
 
     house.link.answer = some
     for _ in range(8):
@@ -354,8 +354,8 @@ async def test_a_failed_promise_goes_after_the_others_of_its_model(house: House)
     good = [await house.promise() for _ in range(8)]
     await house.pass_time(60)
     assert await house.statuses(good) == {Status.FINAL}
-    asked = [sent.request_id for sent, _ in house.link.calls]
-    assert asked.index(good[-1]) < 24  # each bad one once, and little more
+    sent_ids = [sent.request_id for sent, _ in house.link.calls]
+    assert sent_ids.index(good[-1]) < 24  # each bad one once, and little more
 
 
 async def test_a_full_gateway_does_not_get_every_promise_in_turn(house: House) -> None:
@@ -368,9 +368,9 @@ async def test_a_full_gateway_does_not_get_every_promise_in_turn(house: House) -
 
 @pytest.mark.parametrize("spoilt", [np.ones((2, 3), np.float32), np.full((2, 10), np.nan, np.float32)])
 async def test_an_answer_that_cannot_be_merged_does_not_block_the_others(house: House, spoilt: Any) -> None:
-    async def spoil(asked: InferRequest, _timeout_s: float) -> InferResponse:
-        answer = response(asked)
-        return replace(answer, outputs=(Tensor("probabilities", spoilt),)) if asked.model == "bad" else answer
+    async def spoil(infer_request: InferRequest, _timeout_s: float) -> InferResponse:
+        answer = response(infer_request)
+        return replace(answer, outputs=(Tensor("probabilities", spoilt),)) if infer_request.model == "bad" else answer
 
     house.link.answer = spoil
     bad = [await house.promise(model="bad") for _ in range(4)]
@@ -391,13 +391,13 @@ async def test_an_answer_the_disk_refuses_is_fetched_again(house: House, monkeyp
     first, second = await house.promise(), await house.promise()
     gate, at_once = asyncio.Event(), [0]
 
-    async def slow_second(asked: InferRequest, _timeout_s: float) -> InferResponse:
-        if asked.request_id == second:
+    async def slow_second(infer_request: InferRequest, _timeout_s: float) -> InferResponse:
+        if infer_request.request_id == second:
             at_once[0] += 1
             assert at_once[0] == 1
             await gate.wait()
             at_once[0] -= 1
-        return response(asked)
+        return response(infer_request)
 
     async def full(*_: object) -> None:
         raise errors.CapacityError("disk full")
@@ -408,8 +408,8 @@ async def test_an_answer_the_disk_refuses_is_fetched_again(house: House, monkeyp
         await house.pass_time(60)
         gate.set()
         await house.pass_time(60)
-        asked = [sent.request_id for sent, _ in house.link.calls].count(first)
-        assert 1 <= asked <= 20
+        tries = [sent.request_id for sent, _ in house.link.calls].count(first)
+        assert 1 <= tries <= 20
     await house.until_empty()
     assert await house.status(first) is await house.status(second) is Status.FINAL
 
@@ -432,10 +432,10 @@ class TestHurry:
         gate = asyncio.Event()
         slow = await house.promise()
 
-        async def answer(asked: InferRequest, _timeout_s: float) -> InferResponse:
-            if asked.request_id == slow:
+        async def answer(infer_request: InferRequest, _timeout_s: float) -> InferResponse:
+            if infer_request.request_id == slow:
                 await gate.wait()
-            return response(asked)
+            return response(infer_request)
 
         house.link.answer = answer
         await house.outbox.until_quiet()
@@ -451,8 +451,8 @@ class TestHurry:
         promised = [await house.promise(Reason.REQUESTED, hurried=True) for _ in range(20)]
         await house.until_empty()
         assert [house.sent(request_id) for request_id in promised] == [1] * 20
-        told = [said.answer.request_id for said in house.announced if said.answer is not None]
-        assert sorted(told) == sorted(promised)
+        announced = [correction.answer.request_id for correction in house.announced if correction.answer is not None]
+        assert sorted(announced) == sorted(promised)
 
     async def test_a_failed_awaited_promise_waits_with_the_others(self, house: House) -> None:
         house.link.error = errors.QueueFullError("Full.", retry_after_s=2.0)
@@ -526,14 +526,14 @@ async def test_first_deliveries_use_no_retry_budget(house: House) -> None:
 async def test_promises_expire_on_a_device_whose_links_are_gone(tmp_path: Path) -> None:
     clock = SimulatedClock()
     outbox = BusyOutbox(tmp_path / "outbox.db", clock=clock)
-    asked = request()
-    await outbox.put(OutboxItem(asked, (0,), response(asked, Status.PROVISIONAL), clock.wall_s()))
+    infer_request = request()
+    await outbox.put(OutboxItem(infer_request, (0,), response(infer_request, Status.PROVISIONAL), clock.wall_s()))
     chain = LinkChain([], [], clock)
     client = CorrectionClient(chain, Models([]), NoContracts(), ModelRefusals(clock), clock)
     delivery = Delivery(outbox, client, chain, clock=clock, rng=random.Random(1), max_age_s=60.0)
     task = asyncio.create_task(delivery.run())
     await pass_time(clock, outbox, 61.0, 1.0)
-    assert (await outbox.answer(asked.request_id, "local")).answer.status is Status.EXPIRED
+    assert (await outbox.answer(infer_request.request_id, "local")).answer.status is Status.EXPIRED
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     outbox.close()
@@ -548,9 +548,9 @@ async def test_an_idle_delivery_does_nothing_at_all(house: House) -> None:
 
 
 def test_only_rows_that_waited_expire() -> None:
-    asked = request(3)
-    provisional = response(asked, Status.PROVISIONAL)
-    final = response(asked).answer
+    infer_request = request(3)
+    provisional = response(infer_request, Status.PROVISIONAL)
+    final = response(infer_request).answer
     mixed = (*provisional.answer.rows[:1], *final.rows[1:])
     mixed_answer = replace(provisional, answer=replace(provisional.answer, rows=mixed))
     answer = expire(mixed_answer, Reason.CLOUD_ERROR).answer
@@ -567,8 +567,8 @@ async def test_waiting_corrections_are_logged_once_per_cause(house: House) -> No
         assert len(house.link.calls) > 3
         house.mend()
         await house.until_empty()
-    told = [line for line in lines if line["level"] == "warning" and line["event"] == "corrections wait"]
-    assert [line["error"] for line in told] == ["The token is unknown."]
+    warnings = [line for line in lines if line["level"] == "warning" and line["event"] == "corrections wait"]
+    assert [line["error"] for line in warnings] == ["The token is unknown."]
     assert "outbox promise ended" not in {line["event"] for line in lines}
 
 
@@ -640,8 +640,8 @@ class Contracts:
 
 def client(models: dict[str, Any], value: float = 0.75) -> CorrectionClient:
     """A device that holds `models` by version."""
-    held = {version: SimpleNamespace(manifest=manifest) for version, manifest in models.items()}
-    found = SimpleNamespace(find=lambda name, version="": held.get(version or max(held, default="")))
+    by_version = {version: SimpleNamespace(manifest=manifest) for version, manifest in models.items()}
+    found = SimpleNamespace(find=lambda name, version="": by_version.get(version or max(by_version, default="")))
     refusals = ModelRefusals(SYSTEM_CLOCK)
     return CorrectionClient(Cloud(value), found, Contracts(), refusals, SYSTEM_CLOCK)
 
@@ -653,11 +653,11 @@ def manifest(task: Classification | Detection, full_digest: str) -> SimpleNamesp
 
 
 def promise() -> OutboxItem:
-    asked = replace(escalations.request(1), full_model_digest=PROMISED)
-    first = escalations.response(asked, Status.PROVISIONAL, value=0.25)
+    infer_request = replace(escalations.request(1), full_model_digest=PROMISED)
+    first = escalations.response(infer_request, Status.PROVISIONAL, value=0.25)
     likeliest = np.full((1, 10), 0.25, np.float32)
     likeliest[0, 3] = 0.5
-    return OutboxItem(asked, (0,), replace(first, outputs=(Tensor("probabilities", likeliest),)), 0.0)
+    return OutboxItem(infer_request, (0,), replace(first, outputs=(Tensor("probabilities", likeliest),)), 0.0)
 
 
 DIGITS = Classification(tuple("0123456789"))

@@ -24,9 +24,9 @@ from firstline_edge.outbox.outbox import Outbox, OutboxItem, PromiseWaiters
 from firstline_edge.settings.settings import OutboxSection
 
 
-def item(asked: InferRequest | None = None, *, created_wall_s: float = 1_800_000_000.0) -> OutboxItem:
-    asked = asked or request(2, deadline_s=5.0, full_model_digest="ab" * 32)
-    return OutboxItem(asked, (0, 2), response(asked, Status.PROVISIONAL, rows=3), created_wall_s)
+def item(infer_request: InferRequest | None = None, *, created_wall_s: float = 1_800_000_000.0) -> OutboxItem:
+    infer_request = infer_request or request(2, deadline_s=5.0, full_model_digest="ab" * 32)
+    return OutboxItem(infer_request, (0, 2), response(infer_request, Status.PROVISIONAL, rows=3), created_wall_s)
 
 
 def ids_of(items: Iterable[OutboxItem]) -> list[str]:
@@ -104,17 +104,17 @@ async def test_promises_come_out_oldest_first(outbox: Outbox) -> None:
 
 
 async def test_an_answer_is_provisional_then_final_and_only_its_principals(outbox: Outbox) -> None:
-    asked = request(2, principal="app-1")
-    await outbox.put(item(asked))
-    found = await outbox.answer(asked.request_id, "app-1")
+    queued = request(2, principal="app-1")
+    await outbox.put(item(queued))
+    found = await outbox.answer(queued.request_id, "app-1")
     assert found.answer.status is Status.PROVISIONAL
-    final = response(asked, value=0.75, rows=3)
-    await outbox.finish(asked.request_id, final)
-    found = await outbox.answer(asked.request_id, "app-1")
+    final = response(queued, value=0.75, rows=3)
+    await outbox.finish(queued.request_id, final)
+    found = await outbox.answer(queued.request_id, "app-1")
     assert found.answer == final.answer
     assert float(found.output("probabilities")[0, 0]) == 0.75
     assert (outbox.depth, outbox.size_bytes) == (0, 0)
-    for request_id, principal in ((asked.request_id, "app-2"), (asked.request_id, ""), (new_request_id(), "app-1")):
+    for request_id, principal in ((queued.request_id, "app-2"), (queued.request_id, ""), (new_request_id(), "app-1")):
         with pytest.raises(UnknownAnswerError):
             await outbox.answer(request_id, principal)
 
@@ -154,15 +154,15 @@ async def test_counters_survive_reopening(open_outbox: Open) -> None:
 
 
 async def test_the_same_request_again_changes_nothing(outbox: Outbox) -> None:
-    asked = request(2)
-    await outbox.put(item(asked))
-    await outbox.put(item(asked))
+    infer_request = request(2)
+    await outbox.put(item(infer_request))
+    await outbox.put(item(infer_request))
     assert outbox.depth == 1
-    await outbox.finish(asked.request_id, response(asked, rows=3))
-    await outbox.put(item(asked))
-    await outbox.finish(asked.request_id, response(asked, Status.PROVISIONAL, rows=3))
+    await outbox.finish(infer_request.request_id, response(infer_request, rows=3))
+    await outbox.put(item(infer_request))
+    await outbox.finish(infer_request.request_id, response(infer_request, Status.PROVISIONAL, rows=3))
     assert outbox.depth == 0
-    assert (await outbox.answer(asked.request_id, "local")).answer.status is Status.FINAL
+    assert (await outbox.answer(infer_request.request_id, "local")).answer.status is Status.FINAL
 
 
 async def test_answers_make_room_by_bytes_but_promises_never_do(open_outbox: Open) -> None:
@@ -217,7 +217,7 @@ async def test_old_answers_are_deleted(open_outbox: Open, clock: SimulatedClock)
     await end(outbox, old)
     await clock.advance(DAY_S + 1)
     await end(outbox, new)
-    await expect_answers(outbox, kept=[new], gone=[old])
+    await expect_answers(outbox, kept=[new], deleted=[old])
 
 
 async def test_old_answers_are_deleted_without_new_ones(open_outbox: Open, clock: SimulatedClock) -> None:
@@ -330,34 +330,34 @@ async def test_a_clock_set_ahead_ages_only_records_of_earlier_processes(open_out
     before.close()
     clock = SimulatedClock()
     outbox = open_outbox(clock)
-    made = [item() for _ in range(100)]
-    for one in made:
+    items = [item() for _ in range(100)]
+    for one in items:
         await clock.advance(0.1)
         await outbox.put(one)
     clock.set_wall_s(clock.wall_s() + off_s)
     assert outbox.age_s(long_ago) == pytest.approx(10.0, abs=0.01)  # the correct time is not known yet
     overdue = await outbox.overdue(DAY_S, 9)
     assert ids_of(overdue) == [long_ago.request.request_id]
-    assert outbox.age_s(made[0]) == pytest.approx(9.9)
+    assert outbox.age_s(items[0]) == pytest.approx(9.9)
     await until_restamped(outbox)
     outbox.close()
 
     again = open_outbox(SimulatedClock(wall_start_s=clock.wall_s() + 60.0))
     assert again.age_s(long_ago) == pytest.approx(off_s + 70.0, abs=0.01)
-    for number, one in enumerate(made):
+    for number, one in enumerate(items):
         assert again.age_s(one) == pytest.approx(70.0 - 0.1 * (number + 1), abs=0.01)
-    assert ids_of(await again.pending(200)) == ids_of((long_ago, *made))
+    assert ids_of(await again.pending(200)) == ids_of((long_ago, *items))
     assert again.damage == ""
 
 
 async def test_many_times_are_corrected_in_small_commits(open_outbox: Open) -> None:
     clock = SimulatedClock()
     outbox = open_outbox(clock)
-    made = [item() for _ in range(300)]
-    for one in made:
+    items = [item() for _ in range(300)]
+    for one in items:
         await clock.advance(1.0)  # so that corrected times of old promises equal uncorrected ones of new promises
         await outbox.put(one)
-    for one in made[::3]:
+    for one in items[::3]:
         await clock.advance(0.01)
         await end(outbox, one)
     writer, changes = outbox._database.connection, []
@@ -370,7 +370,7 @@ async def test_many_times_are_corrected_in_small_commits(open_outbox: Open) -> N
     assert max(after - before for before, after in pairwise(changes)) <= database.SHIFTED_AT_ONCE
     outbox.close()
     again = open_outbox(SimulatedClock(wall_start_s=clock.wall_s()))
-    ages = [again.age_s(one) for number, one in enumerate(made) if number % 3]
+    ages = [again.age_s(one) for number, one in enumerate(items) if number % 3]
     assert ages == pytest.approx([300.0 - number for number in range(300) if number % 3], abs=0.01)
 
 
@@ -393,16 +393,16 @@ async def test_a_clock_jump_deletes_no_recent_answer(open_outbox: Open) -> None:
     await until_restamped(outbox)
     await outbox.delete_old_answers()
     kept = (waiting, lately, new)
-    await expect_answers(outbox, kept=kept, gone=[long_ago])
+    await expect_answers(outbox, kept=kept, deleted=[long_ago])
     outbox.close()
 
     later = SimulatedClock(wall_start_s=clock.wall_s() + DAY_S - 30.0)
     again = open_outbox(answers_age_s=DAY_S, clock=later)
     await again.delete_old_answers()
-    await expect_answers(again, kept=kept[1:], gone=[waiting])
+    await expect_answers(again, kept=kept[1:], deleted=[waiting])
     await later.advance(31.0)
     await again.delete_old_answers()
-    await expect_answers(again, kept=(), gone=kept)
+    await expect_answers(again, kept=(), deleted=kept)
 
 
 async def test_a_clock_set_ahead_and_back_expires_nothing(open_outbox: Open) -> None:
@@ -426,16 +426,16 @@ async def test_a_clock_set_ahead_and_back_expires_nothing(open_outbox: Open) -> 
 async def test_clock_jumps_add_up(open_outbox: Open) -> None:
     clock = SimulatedClock(wall_start_s=5.0)
     outbox = open_outbox(clock)
-    made = [item() for _ in range(3)]
-    for one in made:
+    items = [item() for _ in range(3)]
+    for one in items:
         await outbox.put(one)
         await clock.advance(10.0)
-        clock.set_wall_s(1_800_000_000.0 if one is made[0] else clock.wall_s() + 100.0)
+        clock.set_wall_s(1_800_000_000.0 if one is items[0] else clock.wall_s() + 100.0)
         await outbox.overdue(DAY_S, 9)  # another leap may come while the last is under way
     await until_restamped(outbox)
     outbox.close()
     again = open_outbox(SimulatedClock(wall_start_s=clock.wall_s()))
-    assert [again.age_s(one) for one in made] == pytest.approx([30.0, 20.0, 10.0], abs=0.01)
+    assert [again.age_s(one) for one in items] == pytest.approx([30.0, 20.0, 10.0], abs=0.01)
 
 
 async def test_a_clock_jump_the_disk_refuses_is_applied_later(
@@ -475,7 +475,7 @@ async def test_unannounced_answers_are_not_deleted_by_age(open_outbox: Open, clo
     ]
     await outbox.mark_announced(Receiver.APPLICATIONS, [one.request.request_id])
     await outbox.delete_old_answers()
-    await expect_answers(outbox, kept=(), gone=[one])
+    await expect_answers(outbox, kept=(), deleted=[one])
 
 
 async def until_restamped(outbox: Outbox) -> None:
@@ -484,10 +484,10 @@ async def until_restamped(outbox: Outbox) -> None:
             await outbox._write(lambda _: None)
 
 
-async def expect_answers(outbox: Outbox, *, kept: Sequence[OutboxItem], gone: Sequence[OutboxItem]) -> None:
+async def expect_answers(outbox: Outbox, *, kept: Sequence[OutboxItem], deleted: Sequence[OutboxItem]) -> None:
     for one in kept:
         assert (await outbox.answer(one.request.request_id, "local")).answer is not None
-    for one in gone:
+    for one in deleted:
         with pytest.raises(UnknownAnswerError):
             await outbox.answer(one.request.request_id, "local")
 
@@ -538,10 +538,10 @@ async def test_promises_that_reached_the_gateway_are_skipped_by_an_index(outbox:
     assert [one.may_have_reached_gateway for one in await outbox.pending(9, skip_reached_gateway=True)] == [False]
     with sqlite3.connect("file::memory:") as connection:
         connection.executescript(_SCHEMA)
-        asked: list[str] = []
-        connection.set_trace_callback(asked.append)
+        statements: list[str] = []
+        connection.set_trace_callback(statements.append)
         database.oldest_promises(connection, 4, (), (), skip_reached_gateway=True)
-        plan = connection.execute(f"EXPLAIN QUERY PLAN {asked[0]}").fetchall()
+        plan = connection.execute(f"EXPLAIN QUERY PLAN {statements[0]}").fetchall()
     connection.close()
     assert any("items_unsent" in step[-1] for step in plan)
 
@@ -654,10 +654,10 @@ async def test_a_refusing_disk_is_reported_and_recovers(open_outbox: Open, caplo
     writer.execute("PRAGMA max_page_count = 1000000")
     await outbox.put(big)
     assert outbox.depth == 2
-    told = [line.getMessage() for line in caplog.records if line.name.endswith("outbox.database")]
-    assert len(told) == 2, told  # one line a change, not one a request
-    assert "database refuses writes" in told[0]
-    assert "database accepts writes again" in told[1]
+    messages = [line.getMessage() for line in caplog.records if line.name.endswith("outbox.database")]
+    assert len(messages) == 2, messages  # one line a change, not one a request
+    assert "database refuses writes" in messages[0]
+    assert "database accepts writes again" in messages[1]
 
 
 async def test_a_folder_that_cannot_be_made_is_reported(tmp_path: Path) -> None:
@@ -698,8 +698,8 @@ async def test_a_promise_keeps_its_trace_over_a_restart(open_outbox: Open) -> No
     first.close()
     again = open_outbox()
     for _ in range(3):  # a head that came before is read from memory
-        kept, untraced = await again.pending(2)
-        assert kept.request.trace == structs.replace(trace, parent_id=""), "the same span: it is the same request"
+        traced, untraced = await again.pending(2)
+        assert traced.request.trace == structs.replace(trace, parent_id=""), "the same span: it is the same request"
         assert untraced.request.trace is None
 
 
@@ -721,24 +721,24 @@ async def test_every_waiting_caller_gets_the_answer_once() -> None:
 
 async def test_waiting_callers_wake_after_the_answer_is_stored(outbox: Outbox) -> None:
     waiters = outbox.waiters
-    asked = request()
-    with waiters.watch(asked.request_id) as completion:
-        await outbox.finish(asked.request_id, response(asked))
+    infer_request = request()
+    with waiters.watch(infer_request.request_id) as completion:
+        await outbox.finish(infer_request.request_id, response(infer_request))
         assert not completion.done()  # there was no promise to end
-        await outbox.put(OutboxItem(asked, (0,), response(asked, Status.PROVISIONAL), 0.0))
-        await outbox.finish(asked.request_id, response(asked, value=0.75))
+        await outbox.put(OutboxItem(infer_request, (0,), response(infer_request, Status.PROVISIONAL), 0.0))
+        await outbox.finish(infer_request.request_id, response(infer_request, value=0.75))
         final = completion.result()
-        stored = await outbox.answer(asked.request_id, "local")
+        stored = await outbox.answer(infer_request.request_id, "local")
         assert final.answer == stored.answer
 
 
 async def test_waiting_callers_wake_when_a_promise_is_given_up(outbox: Outbox) -> None:
     waiters = outbox.waiters
-    asked = request()
-    await outbox.put(OutboxItem(asked, (0,), response(asked, Status.PROVISIONAL), 0.0))
+    infer_request = request()
+    await outbox.put(OutboxItem(infer_request, (0,), response(infer_request, Status.PROVISIONAL), 0.0))
     await outbox._write(
         lambda transaction: transaction.connection.execute("UPDATE items SET provisional = x'', request = x''")
     )
-    with waiters.watch(asked.request_id) as completion:
+    with waiters.watch(infer_request.request_id) as completion:
         assert await outbox.pending(1) == []
         assert completion.result() is None

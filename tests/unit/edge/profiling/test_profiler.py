@@ -177,11 +177,11 @@ async def test_the_reason_of_a_wait_is_reported_and_removed(device: Device) -> N
     device.profiler.receive((ONE,))
     async with device.running():
 
-        def told() -> bool:
+        def is_reported() -> bool:
             (entry,) = device.profiler.progress()
             return (entry.state, entry.message) == (MEASURING, "Measuring waits for the device to cool.")
 
-        await until(told)
+        await until(is_reported)
         device.goes_on.set()
         await device.is_so(one=DONE)
     assert device.profiler.progress()[0].message == ""

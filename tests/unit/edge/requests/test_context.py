@@ -28,8 +28,8 @@ from firstline_edge.requests.full_answers import merge
 
 
 def row(tier: Tier, reason: Reason = Reason.CONFIDENT, status: Status = Status.FINAL, **fields: object) -> RowAnswer:
-    known = {"certified": tier is Tier.CLOUD, "confidence": 0.5, "model_digest": tier.value}
-    return RowAnswer(tier, reason, status, **(known | fields))
+    defaults = {"certified": tier is Tier.CLOUD, "confidence": 0.5, "model_digest": tier.value}
+    return RowAnswer(tier, reason, status, **(defaults | fields))
 
 
 def test_one_row_is_its_own_summary() -> None:
@@ -60,24 +60,24 @@ def one_hot(*classes: int) -> Array:
 
 class TestMerge:
     def test_only_the_corrected_rows_change(self) -> None:
-        asked = escalations.request(3)
-        first = escalations.response(asked, Status.PROVISIONAL, value=0.25)
-        kept = replace(first.answer.rows[1], status=Status.FINAL, reason=Reason.CONFIDENT)
-        answer = replace(first.answer, rows=(first.answer.rows[0], kept, first.answer.rows[2]))
-        correction = escalations.response(asked.take([0, 2]), value=0.75)
+        original = escalations.request(3)
+        first = escalations.response(original, Status.PROVISIONAL, value=0.25)
+        edge_row = replace(first.answer.rows[1], status=Status.FINAL, reason=Reason.CONFIDENT)
+        answer = replace(first.answer, rows=(first.answer.rows[0], edge_row, first.answer.rows[2]))
+        correction = escalations.response(original.take([0, 2]), value=0.75)
         merged = merge(replace(first, answer=answer), (0, 2), correction, TASK)
         assert merged.output("probabilities")[:, 0].tolist() == [0.75, 0.25, 0.75]
-        assert [said.tier for said in merged.answer.rows] == [Tier.CLOUD, Tier.EDGE, Tier.CLOUD]
-        assert [said.certified for said in merged.answer.rows] == [True, False, True]
-        assert (merged.answer.status, merged.answer.request_id) == (Status.FINAL, asked.request_id)
+        assert [row.tier for row in merged.answer.rows] == [Tier.CLOUD, Tier.EDGE, Tier.CLOUD]
+        assert [row.certified for row in merged.answer.rows] == [True, False, True]
+        assert (merged.answer.status, merged.answer.request_id) == (Status.FINAL, original.request_id)
         assert (merged.answer.tier, merged.answer.reason) == (Tier.CLOUD, Reason.UNCERTAIN)
         assert [attempt.tier for attempt in merged.answer.attempts] == [Tier.EDGE, Tier.CLOUD]
         assert first.output("probabilities")[:, 0].tolist() == [0.25] * 3
 
     def test_a_single_row(self) -> None:
-        asked = escalations.request(id="mine")
-        first = escalations.response(asked, Status.PROVISIONAL)
-        merged = merge(first, (0,), escalations.response(asked, value=0.9), TASK)
+        original = escalations.request(id="mine")
+        first = escalations.response(original, Status.PROVISIONAL)
+        merged = merge(first, (0,), escalations.response(original, value=0.9), TASK)
         assert (merged.answer.status, merged.answer.rows, merged.id) == (Status.FINAL, (), "mine")
         assert (merged.answer.certified, merged.answer.model_digest) == (True, "f" * 64)
         assert merged.answer.confidence == 0.4  # the edge model's, as it was
@@ -88,18 +88,18 @@ class TestMerge:
         self, likeliest: tuple[int, int], changed: bool, task: Classification | None
     ) -> None:
         """Row 1 was kept: what the full model would have said of it plays no part."""
-        asked = escalations.request(3)
+        original = escalations.request(3)
         first = replace(
-            escalations.response(asked, Status.PROVISIONAL), outputs=(Tensor("probabilities", one_hot(0, 1, 3)),)
+            escalations.response(original, Status.PROVISIONAL), outputs=(Tensor("probabilities", one_hot(0, 1, 3)),)
         )
-        correction = escalations.response(asked.take([0, 2]))
+        correction = escalations.response(original.take([0, 2]))
         full = replace(correction, outputs=(Tensor("probabilities", one_hot(*likeliest)),))
         merged = merge(first, (0, 2), full, task)
         assert (first.answer.changed, merged.answer.changed) == (None, changed)
 
     def test_without_its_task_an_answer_changes_with_any_output(self) -> None:
-        asked = escalations.request()
-        first, full = escalations.response(asked, Status.PROVISIONAL), escalations.response(asked, value=0.3)
+        original = escalations.request()
+        first, full = escalations.response(original, Status.PROVISIONAL), escalations.response(original, value=0.3)
         changed = [merge(first, (0,), full, task).answer.changed for task in (TASK, None)]
         assert changed == [False, True]
 
@@ -108,9 +108,9 @@ class TestMerge:
         def outputs(*rows: bytes) -> tuple[Tensor, ...]:
             return Tensor("text", np.array(rows, object)), Tensor("values", np.full((len(rows), 2), 0.5, np.float32))
 
-        asked = escalations.request(2)
-        first = replace(escalations.response(asked, Status.PROVISIONAL), outputs=outputs(b"zero", b"one"))
-        full = replace(escalations.response(asked.take([1])), outputs=outputs(text))
+        original = escalations.request(2)
+        first = replace(escalations.response(original, Status.PROVISIONAL), outputs=outputs(b"zero", b"one"))
+        full = replace(escalations.response(original.take([1])), outputs=outputs(text))
         merged = merge(first, (1,), full, None)
         assert merged.output("text").tolist() == [b"zero", text]
         assert merged.output("values").shape == (2, 2)

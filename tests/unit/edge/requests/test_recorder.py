@@ -42,7 +42,7 @@ async def test_the_end_of_a_correction_is_one_line(tmp_path: Path) -> None:
             **trace.facts(),
         },
     ]
-    kept, ended = find(path, request_id)
-    assert "cause" not in kept and ended["cause"] == "Other bundle."
-    assert (kept["changed"], ended["changed"]) == (True, None)
-    assert (kept.get("trace_id"), ended["trace_id"]) == (None, trace.trace_id)
+    first, ended = find(path, request_id)
+    assert "cause" not in first and ended["cause"] == "Other bundle."
+    assert (first["changed"], ended["changed"]) == (True, None)
+    assert (first.get("trace_id"), ended["trace_id"]) == (None, trace.trace_id)

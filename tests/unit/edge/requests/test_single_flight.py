@@ -20,13 +20,13 @@ class Work:
 
     def of(self, *keys: bytes):
         async def compute(positions: Sequence[int]) -> list[bytes]:
-            asked = [keys[position] for position in positions]
-            self.calls.append(asked)
+            requested = [keys[position] for position in positions]
+            self.calls.append(requested)
             await self.gate.wait()
             if self.failures:
                 self.failures -= 1
                 raise LinkDownError("down")
-            return [key * 2 for key in asked]
+            return [key * 2 for key in requested]
 
         return keys, compute
 

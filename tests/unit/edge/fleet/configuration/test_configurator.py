@@ -25,7 +25,7 @@ def device(tmp_path: Path) -> ConfigurationDevice:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "reason"),
+    ("desired_from", "reason"),
     [
         (lambda registry: replace(registry.add(1, 5), sha256="0" * 64), "integrity"),
         (lambda registry: DesiredConfiguration("quiet", 9, "0" * 64), "not_found"),
@@ -34,10 +34,10 @@ def device(tmp_path: Path) -> ConfigurationDevice:
         (lambda registry: registry.add(1, 2000), "config"),
     ],
 )
-async def test_a_rejected_configuration_changes_nothing(device: ConfigurationDevice, wanted, reason) -> None:
+async def test_a_rejected_configuration_changes_nothing(device: ConfigurationDevice, desired_from, reason) -> None:
     device.own = replace(device.own, budget=replace(device.own.budget, bytes_per_day=1000))
     device.start()
-    await device.run(wanted(device.registry))
+    await device.run(desired_from(device.registry))
     assert device.state == (S.REJECTED, reason), device.file.state.record
     assert device.bytes_per_day == 1000 and device.file.state.running is None
     assert device.file.state.record.message.endswith(".")
@@ -63,7 +63,7 @@ async def test_a_configuration_that_is_forbidden_now_is_rolled_back(device: Conf
 
 async def test_a_rollback_during_a_download_cancels_the_configuration(device: ConfigurationDevice) -> None:
     await device.run(device.registry.add(1, 300))
-    wanted = device.registry.add(2, 400)
+    desired = device.registry.add(2, 400)
     content = device.registry.read
 
     async def read(sha256: str, offset: int, size_bytes: int) -> AsyncIterator[bytes]:
@@ -73,14 +73,14 @@ async def test_a_rollback_during_a_download_cancels_the_configuration(device: Co
             yield part
 
     device.registry.read = read
-    await device.run(wanted)
+    await device.run(desired)
     assert device.state == (S.CANCELLED, "asked") and device.bytes_per_day == 0
     device.start()
     assert device.bytes_per_day == 0
 
 
 async def test_a_superseded_configuration_is_not_tried(device: ConfigurationDevice) -> None:
-    wanted, newer = device.registry.add(1, 300), device.registry.add(2, 400)
+    desired, newer = device.registry.add(1, 300), device.registry.add(2, 400)
     adopted: list[int] = []
     device.adopt = lambda settings: adopted.append(settings.budget.bytes_per_day)
     device.start()
@@ -92,15 +92,15 @@ async def test_a_superseded_configuration_is_not_tried(device: ConfigurationDevi
             yield part
 
     device.registry.read = read
-    device.configurator.receive(wanted)
+    device.configurator.receive(desired)
     for _ in range(20):
         device.clock.pass_by(await device.configurator.step())
     assert adopted == [400] and device.state == (S.COMMITTED, "")
 
 
 async def test_nothing_is_cancelled_before_the_desired_state_arrives(device: ConfigurationDevice) -> None:
-    wanted = replace(device.registry.add(1, 300), not_before_s=device.clock.wall_s() + 100)
-    device.configurator.receive(wanted)
+    desired = replace(device.registry.add(1, 300), not_before_s=device.clock.wall_s() + 100)
+    device.configurator.receive(desired)
     await device.configurator.step()
     device.start()
     await device.configurator.step()
@@ -111,11 +111,11 @@ async def test_nothing_is_cancelled_before_the_desired_state_arrives(device: Con
 
 
 async def test_a_configuration_waits_for_its_window_and_expires(device: ConfigurationDevice) -> None:
-    wanted = replace(device.registry.add(1, 300), not_before_s=device.clock.wall_s() + 100, window=Window(0, 10_080))
-    device.configurator.receive(wanted)
+    desired = replace(device.registry.add(1, 300), not_before_s=device.clock.wall_s() + 100, window=Window(0, 10_080))
+    device.configurator.receive(desired)
     await device.configurator.step()
     assert device.state[0] is S.STAGED and device.bytes_per_day == 0
-    await device.run(wanted)
+    await device.run(desired)
     assert device.bytes_per_day == 300
     late = replace(device.registry.add(2, 400), expires_s=device.clock.wall_s() - 1)
     await device.run(late, frozenset({S.EXPIRED}))
@@ -126,17 +126,17 @@ async def test_a_full_disk_is_reported_and_the_update_continues(
     device: ConfigurationDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await device.run(device.registry.add(1, 500))
-    wanted = device.registry.add(2, 400)
-    device.configurator.receive(wanted)
+    desired = device.registry.add(2, 400)
+    device.configurator.receive(desired)
     with full_disk(monkeypatch):
         for _ in range(3):
             device.clock.pass_by(await device.configurator.step())
         record = device.file.state.record
-        assert record.target == wanted
+        assert record.target == desired
         assert (record.state, record.reason) == (S.OFFERED, "no_room")
         assert "make some in the state directory" in record.update().message
         assert device.bytes_per_day == 500
-    await device.run(wanted)
+    await device.run(desired)
     assert device.state == (S.COMMITTED, "") and device.bytes_per_day == 400
     device.start()
     assert device.state == (S.COMMITTED, "") and device.bytes_per_day == 400
@@ -181,17 +181,17 @@ async def test_a_power_cut_leaves_the_old_or_the_new(tmp_path: Path, monkeypatch
     for operations in range(100):
         device = ConfigurationDevice(tmp_path / str(operations))
         await device.run(device.registry.add(1, 300))
-        wanted = device.registry.add(2, 400)
+        desired = device.registry.add(2, 400)
         cut = False
         with cut_after(operations, monkeypatch):
             try:
-                await device.run(wanted)
+                await device.run(desired)
             except Cut:
                 cut = True
         device.start()
         assert device.bytes_per_day in (300, 400)
         assert open_configuration(device.path).state == device.file.state
-        await device.run(wanted)
+        await device.run(desired)
         assert (device.state, device.bytes_per_day) == ((S.COMMITTED, ""), 400)
         if not cut:
             return
@@ -229,9 +229,9 @@ class Site:
 async def test_a_signed_configuration_is_fetched_unchanged() -> None:
     site = Site()
     file = await find_file(site, site.wanted)
-    held = await fetch(site, file, site.wanted)
-    assert (held.name, held.version, held.text.encode()) == ("quiet", 1, CONTENT)
-    assert held.sha256 == site.wanted.sha256
+    fetched = await fetch(site, file, site.wanted)
+    assert (fetched.name, fetched.version, fetched.text.encode()) == ("quiet", 1, CONTENT)
+    assert fetched.sha256 == site.wanted.sha256
 
 
 async def test_another_signed_digest_is_not_fetched() -> None:

@@ -69,8 +69,8 @@ def test_a_second_rollback_leads_to_the_original() -> None:
 
 def test_only_an_update_in_progress_has_something_staged() -> None:
     for state in UpdateState:
-        kept = state in (UpdateState.DOWNLOADING, UpdateState.VERIFIED, UpdateState.STAGED, UpdateState.TRIAL)
-        assert (STAGED.with_record(replace(RECORD, state=state)).staged is not None) is kept
+        expected = state in (UpdateState.DOWNLOADING, UpdateState.VERIFIED, UpdateState.STAGED, UpdateState.TRIAL)
+        assert (STAGED.with_record(replace(RECORD, state=state)).staged is not None) is expected
 
 
 @pytest.fixture

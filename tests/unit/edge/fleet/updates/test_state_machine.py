@@ -144,19 +144,19 @@ async def test_work_ends_when_the_update_expires(requests: UpdateRequests[Desire
 NOW_S = 1.8e9
 MODEL = DesiredModel("digits", 2, "a" * 64, "r1")
 CONFIGURATION = DesiredConfiguration("digits", 2, "a" * 64, "r1")
-BOTH = pytest.mark.parametrize("wanted", [MODEL, CONFIGURATION])
+BOTH = pytest.mark.parametrize("desired", [MODEL, CONFIGURATION])
 
 
 @BOTH
-def test_times_do_not_make_it_another_update(wanted: DesiredVersion) -> None:
-    later = replace(wanted, not_before_s=NOW_S, expires_s=NOW_S + 1, window=Window(0, 1), undone=True)
-    assert is_same(wanted, later)
+def test_times_do_not_make_it_another_update(desired: DesiredVersion) -> None:
+    later = replace(desired, not_before_s=NOW_S, expires_s=NOW_S + 1, window=Window(0, 1), undone=True)
+    assert is_same(desired, later)
 
 
 @BOTH
 @pytest.mark.parametrize("other", [{"name": "faces"}, {"version": 3}, {"rollout": "r2"}, {"attempt": 2}])
-def test_name_version_rollout_and_attempt_identify_it(wanted: DesiredVersion, other: dict[str, object]) -> None:
-    assert not is_same(wanted, replace(wanted, **other))
+def test_name_version_rollout_and_attempt_identify_it(desired: DesiredVersion, other: dict[str, object]) -> None:
+    assert not is_same(desired, replace(desired, **other))
 
 
 def test_another_digest_makes_it_another_update() -> None:
@@ -165,19 +165,19 @@ def test_another_digest_makes_it_another_update() -> None:
 
 
 @BOTH
-def test_an_update_is_withdrawn_by_undo_or_by_digest(wanted: DesiredVersion) -> None:
-    assert not is_withdrawn(wanted, wanted)
-    assert is_withdrawn(wanted, replace(wanted, undone=True))
-    third = replace(wanted, version=3, rollout="r2")
-    assert not is_withdrawn(wanted, replace(third, undone=True)), "another one is undone"
-    assert is_withdrawn(wanted, replace(third, withdrawn=("c" * 64, "a" * 64)))
-    assert not is_withdrawn(wanted, replace(wanted, withdrawn=("a" * 64,))), "wanted again, though it was withdrawn"
+def test_an_update_is_withdrawn_by_undo_or_by_digest(desired: DesiredVersion) -> None:
+    assert not is_withdrawn(desired, desired)
+    assert is_withdrawn(desired, replace(desired, undone=True))
+    third = replace(desired, version=3, rollout="r2")
+    assert not is_withdrawn(desired, replace(third, undone=True)), "another one is undone"
+    assert is_withdrawn(desired, replace(third, withdrawn=("c" * 64, "a" * 64)))
+    assert not is_withdrawn(desired, replace(desired, withdrawn=("a" * 64,))), "wanted again, though it was withdrawn"
 
 
 @BOTH
-def test_an_update_expires_at_its_end(wanted: DesiredVersion) -> None:
-    assert not has_expired(wanted, NOW_S)
-    ends = replace(wanted, expires_s=NOW_S)
+def test_an_update_expires_at_its_end(desired: DesiredVersion) -> None:
+    assert not has_expired(desired, NOW_S)
+    ends = replace(desired, expires_s=NOW_S)
     assert not has_expired(ends, NOW_S - 0.001)
     assert has_expired(ends, NOW_S)
 
@@ -194,17 +194,17 @@ def test_an_update_expires_at_its_end(wanted: DesiredVersion) -> None:
         ({"not_before_s": NOW_S + 50, "expires_s": NOW_S - 1}, 0.1),
     ],
 )
-def test_next_check_is_at_begin_or_expiry(wanted: DesiredVersion, when: dict[str, float], seconds: float) -> None:
-    assert wait_s(replace(wanted, **when), NOW_S) == seconds
+def test_next_check_is_at_begin_or_expiry(desired: DesiredVersion, when: dict[str, float], seconds: float) -> None:
+    assert wait_s(replace(desired, **when), NOW_S) == seconds
 
 
 @BOTH
-def test_the_window_counts_after_the_earliest_time(wanted: DesiredVersion) -> None:
+def test_the_window_counts_after_the_earliest_time(desired: DesiredVersion) -> None:
     minute = int(NOW_S / 60 + 3 * 24 * 60) % (7 * 24 * 60)
     assert NOW_S % 60 == 0
-    assert wait_s(replace(wanted, window=Window(minute, 1)), NOW_S + 59) == 0
-    assert wait_s(replace(wanted, window=Window(minute + 1, 1)), NOW_S + 15) == 45
-    assert wait_s(replace(wanted, window=Window(minute, 1), not_before_s=NOW_S + 30), NOW_S) == 30
+    assert wait_s(replace(desired, window=Window(minute, 1)), NOW_S + 59) == 0
+    assert wait_s(replace(desired, window=Window(minute + 1, 1)), NOW_S + 15) == 45
+    assert wait_s(replace(desired, window=Window(minute, 1), not_before_s=NOW_S + 30), NOW_S) == 30
 
 
 @pytest.fixture(params=["model", "configuration"])

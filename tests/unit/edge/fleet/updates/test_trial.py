@@ -39,9 +39,9 @@ from firstline_edge.models.workers import Workers
 
 @pytest.fixture
 def workers() -> Iterator[Workers]:
-    made = Workers(1, 1, SYSTEM_CLOCK)
-    yield made
-    made.close()
+    workers = Workers(1, 1, SYSTEM_CLOCK)
+    yield workers
+    workers.close()
 
 
 def held_with(
@@ -76,58 +76,58 @@ def test_damaged_golden_inputs_fail(tmp_path: Path, workers: Workers) -> None:
 
 
 def test_a_much_slower_model_fails(tmp_path: Path, workers: Workers) -> None:
-    held = held_with(tmp_path / "a", workers, (0.5, 0.5))
-    assert held.edge is not None
-    slow = dataclasses.replace(held.edge, row_ms=250.0)
+    base = held_with(tmp_path / "a", workers, (0.5, 0.5))
+    assert base.edge is not None
+    slow = dataclasses.replace(base.edge, row_ms=250.0)
     with pytest.raises(SelfTestError, match="takes 250 ms a row"):
-        self_test(DeviceModel(held.bundle, slow), DeviceModel(held.bundle, dataclasses.replace(held.edge, row_ms=20.0)))
-    self_test(DeviceModel(held.bundle, slow), DeviceModel(held.bundle, dataclasses.replace(held.edge, row_ms=26.0)))
+        self_test(DeviceModel(base.bundle, slow), DeviceModel(base.bundle, dataclasses.replace(base.edge, row_ms=20.0)))
+    self_test(DeviceModel(base.bundle, slow), DeviceModel(base.bundle, dataclasses.replace(base.edge, row_ms=26.0)))
 
 
 def test_a_model_is_compared_with_the_best_running_variant(tmp_path: Path, workers: Workers) -> None:
     """A hot device answers by its cheapest variant, while an update brings the best one too."""
-    held = held_with(tmp_path / "a", workers, (0.5, 0.5))
-    assert held.edge is not None
-    slow, cheapest = (dataclasses.replace(held.edge, row_ms=row_ms) for row_ms in (250.0, 20.0))
-    self_test(DeviceModel(held.bundle, slow), DeviceModel(held.bundle, cheapest, variants=Stub(best_row_ms=250.0)))
+    model = held_with(tmp_path / "a", workers, (0.5, 0.5))
+    assert model.edge is not None
+    slow, cheapest = (dataclasses.replace(model.edge, row_ms=row_ms) for row_ms in (250.0, 20.0))
+    self_test(DeviceModel(model.bundle, slow), DeviceModel(model.bundle, cheapest, variants=Stub(best_row_ms=250.0)))
 
 
 def test_the_golden_answers_of_each_held_variant_are_tested(tmp_path: Path, workers: Workers) -> None:
-    held, other = (held_with(tmp_path / name, workers, (first, 1 - first)) for name, first in (("a", 0.5), ("b", 0.6)))
+    model, other = (held_with(tmp_path / name, workers, (first, 1 - first)) for name, first in (("a", 0.5), ("b", 0.6)))
     with pytest.raises(SelfTestError, match=r"differ by 0\.1, and 0\.01 is allowed"):
-        self_test(dataclasses.replace(held, variants=Stub(loaded=(held, other))), None)
+        self_test(dataclasses.replace(model, variants=Stub(loaded=(model, other))), None)
 
 
 def test_a_model_with_another_input_fails(tmp_path: Path, workers: Workers) -> None:
-    held = held_with(tmp_path / "a", workers, (0.5, 0.5))
+    model = held_with(tmp_path / "a", workers, (0.5, 0.5))
 
     def taking(**changes: object) -> DeviceModel:
-        spec = msgspec.structs.replace(held.manifest.inputs[0], **changes)
-        edge = (fed_by(held.manifest.edge[0], (spec,)),)
-        manifest = msgspec.structs.replace(held.manifest, inputs=(spec,), edge=edge)
-        return DeviceModel(dataclasses.replace(held.bundle, manifest=manifest), held.edge)
+        spec = msgspec.structs.replace(model.manifest.inputs[0], **changes)
+        edge = (fed_by(model.manifest.edge[0], (spec,)),)
+        manifest = msgspec.structs.replace(model.manifest, inputs=(spec,), edge=edge)
+        return DeviceModel(dataclasses.replace(model.bundle, manifest=manifest), model.edge)
 
     for before in (taking(name="image"), taking(datatype="UINT8"), taking(shape=(-1, 5)), taking(shape=(-1, -1))):
         with pytest.raises(SelfTestError, match="another name"):
-            self_test(held, before)
+            self_test(model, before)
     self_test(taking(shape=(-1, -1)), taking(shape=(-1, 4)))  # golden answers of four values, and any are taken
 
 
 def test_a_bundle_without_a_usable_variant_fails(tmp_path: Path, workers: Workers) -> None:
-    held = held_with(tmp_path / "a", workers, (0.5, 0.5))
+    model = held_with(tmp_path / "a", workers, (0.5, 0.5))
     with pytest.raises(SelfTestError, match="does not run here: no runtime"):
-        self_test(DeviceModel(held.bundle, None, "no runtime"), None)
+        self_test(DeviceModel(model.bundle, None, "no runtime"), None)
 
 
 def detector_at(folder: Path, workers: Workers, score: float, golden_score: float, brighter: float) -> DeviceModel:
     """A detector that is 0.3 sure of its golden image; its golden answer is of another operating score and image."""
     folder.mkdir()
-    made = detector_bundle(folder, BoxRows(), Suppress(golden_score))
+    bundle = detector_bundle(folder, BoxRows(), Suppress(golden_score))
     picture = folder / "golden.png"
     picture.write_bytes(_grey(0.3 + brighter))
-    golden = answered_golden(made, read_inputs([picture], made.manifest), RuntimeOptions())
+    golden = answered_golden(bundle, read_inputs([picture], bundle.manifest), RuntimeOptions())
     if brighter:
-        answers = read_golden(made, golden.artefact)
+        answers = read_golden(bundle, golden.artefact)
         darker = msgspec.structs.replace(answers, inputs={"image": GoldenInput((_grey(0.3),))})
         (folder / GOLDEN_NAME).write_bytes(encode_golden(darker))
         golden = Golden(artefact(folder / GOLDEN_NAME, folder), golden.tolerance)
