@@ -43,8 +43,8 @@ async def test_keys_become_principals_and_devices_keep_their_ids(identity: Ident
     store = sqlite_store(tmp_path)
     device, application = create_key(store, "press-7", "device"), create_key(store, "shop")
     assert await authenticate(identity, connection(bearer(device))) == Caller("device:press-7", INFER, True)
-    said = {"Authorization": f"bearer  {application} "}
-    assert await authenticate(identity, connection(said)) == Caller("application:shop", INFER, False)
+    headers = {"Authorization": f"bearer  {application} "}
+    assert await authenticate(identity, connection(headers)) == Caller("application:shop", INFER, False)
 
 
 async def test_a_scope_that_a_key_lacks_is_refused(identity: IdentityService, tmp_path: Path) -> None:

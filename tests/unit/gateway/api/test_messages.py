@@ -13,38 +13,38 @@ NUMBERS = st.integers(0, 30)
 @given(NUMBERS, NUMBERS, NUMBERS)
 def test_a_range_equals_a_slice(size_bytes: int, first: int, last: int) -> None:
     content = bytes(range(size_bytes))
-    wanted = content[first : last + 1]
-    asked = f"bytes={first}-{last}"
+    expected = content[first : last + 1]
+    range_header = f"bytes={first}-{last}"
     if last < first:  # not a range at all: all of it is sent
-        assert byte_range_of(size_bytes, asked, None, ETAG) is None
+        assert byte_range_of(size_bytes, range_header, None, ETAG) is None
     elif first >= size_bytes:
         with pytest.raises(ValueError, match="end"):
-            byte_range_of(size_bytes, asked, None, ETAG)
+            byte_range_of(size_bytes, range_header, None, ETAG)
     else:
-        part = byte_range_of(size_bytes, asked, None, ETAG)
-        assert part is not None and content[slice(*part)] == wanted
+        part = byte_range_of(size_bytes, range_header, None, ETAG)
+        assert part is not None and content[slice(*part)] == expected
 
 
 @given(NUMBERS, NUMBERS)
 def test_open_and_suffix_ranges_equal_slices(size_bytes: int, number: int) -> None:
     content = bytes(range(size_bytes))
-    for asked, wanted in (
+    for range_header, expected in (
         (f"bytes={number}-", content[number:]),
         (f"bytes=-{number}", content[-number:] if number else b""),
     ):
-        if wanted:
-            part = byte_range_of(size_bytes, asked, ETAG, ETAG)
-            assert part is not None and content[slice(*part)] == wanted
+        if expected:
+            part = byte_range_of(size_bytes, range_header, ETAG, ETAG)
+            assert part is not None and content[slice(*part)] == expected
         else:
             with pytest.raises(ValueError, match="end"):
-                byte_range_of(size_bytes, asked, ETAG, ETAG)
+                byte_range_of(size_bytes, range_header, ETAG, ETAG)
 
 
 @pytest.mark.parametrize(
-    "asked", [None, "", "bytes=", "bytes=-", "bytes=a-b", "lines=1-2", "bytes=0-1,3-4", "bytes=" + "9" * 40 + "-"]
+    "header", [None, "", "bytes=", "bytes=-", "bytes=a-b", "lines=1-2", "bytes=0-1,3-4", "bytes=" + "9" * 40 + "-"]
 )
-def test_anything_but_a_single_range_gets_the_whole_file(asked: str | None) -> None:
-    assert byte_range_of(10, asked, None, ETAG) is None
+def test_anything_but_a_single_range_gets_the_whole_file(header: str | None) -> None:
+    assert byte_range_of(10, header, None, ETAG) is None
 
 
 def test_a_file_that_has_changed_is_sent_whole() -> None:

@@ -53,17 +53,17 @@ def test_a_client_that_is_seldom_refused_is_always_read() -> None:
 
 @pytest.mark.parametrize(("lag_s", "queue_full", "is_asked"), [(0.0, 20, False), (0.0, 21, True), (0.2, 0, True)])
 def test_clients_are_distinguished_only_under_overload(lag_s: float, queue_full: int, is_asked: bool) -> None:
-    overload, asked = Overload(), list[int]()
+    overload, calls = Overload(), list[int]()
 
     def other_client() -> int:
-        asked.append(2)
+        calls.append(2)
         return 2
 
     overload.late(lag_s)
     for _ in range(queue_full):
         overload.guard.queue_full(1, 10.0)
     assert not overload.guard.refuses(other_client, 10.0)
-    assert bool(asked) == is_asked
+    assert bool(calls) == is_asked
 
 
 def test_a_late_event_loop_refuses_the_busiest_clients() -> None:

@@ -34,16 +34,16 @@ def config(tmp_path: Path) -> str:
 def test_a_key_is_made_listed_and_revoked(config: str, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--scope", "fleet", "--scope", "infer", "--expires-days", "30", "--requests-per-s", "5"]
     assert main(["key", "create", "anna", *arguments, "--config", config, "-o", "json"]) == 0
-    made = json.loads(capsys.readouterr().out)
-    assert made["key"].startswith("flk_")
-    assert (made["name"], made["scopes"], made["requests_per_s"]) == ("anna", ["fleet", "infer"], 5.0)
+    created = json.loads(capsys.readouterr().out)
+    assert created["key"].startswith("flk_")
+    assert (created["name"], created["scopes"], created["requests_per_s"]) == ("anna", ["fleet", "infer"], 5.0)
     assert main(["key", "create", "press-7", "--device", "--config", config]) == 0
     assert main(["key", "list", "--config", config]) == 0
     printed = capsys.readouterr().out.splitlines()
     assert printed[-2].startswith("application  anna  infer,fleet  20")
     assert printed[-2].endswith("  5 a second")
     assert printed[-1].startswith("device       press-7  infer  20")
-    assert made["key"] not in "\n".join(printed)
+    assert created["key"] not in "\n".join(printed)
     assert main(["key", "revoke", "anna", "--config", config]) == 0
     assert main(["key", "revoke", "anna", "--config", config]) == 2
     assert "no key named 'anna'" in capsys.readouterr().err
@@ -151,7 +151,7 @@ def test_check_finds_what_prevents_a_start(tmp_path: Path, capsys: pytest.Captur
 
 
 @pytest.mark.parametrize(
-    ("said", "url"),
+    ("text", "url"),
     [
         ("[api]\nport = 9", "http://127.0.0.1:9"),
         ('[api]\nport = 9\nhost = "::1"', "http://[::1]:9"),
@@ -161,10 +161,10 @@ def test_check_finds_what_prevents_a_start(tmp_path: Path, capsys: pytest.Captur
     ],
 )
 def test_status_asks_the_gateway_of_a_configuration(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], said: str, url: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, url: str
 ) -> None:
     config = tmp_path / "gateway.toml"
-    config.write_text(said)
+    config.write_text(text)
     assert main(["ca", "init", "--config", str(config)]) == 0
     capsys.readouterr()
     assert main(["status", "--config", str(config), "-o", "json"]) == 1

@@ -18,20 +18,20 @@ def lines_of(dispatcher: Dispatcher) -> list[str]:
 
 
 async def test_a_batch_that_hangs_is_shown_with_its_age() -> None:
-    async with site({"only": 0.01}) as made:
-        await made.until(made.ask(1.0))
-        made.executors["only"].stop()
-        asked = made.dispatcher.run_on(made.members["only"], M, [row(1.0)], [None])
+    async with site({"only": 0.01}) as cluster:
+        await cluster.until(cluster.ask(1.0))
+        cluster.executors["only"].stop()
+        run = cluster.dispatcher.run_on(cluster.members["only"], M, [row(1.0)], [None])
         for _ in range(200):
-            await made.clock.advance(0.1)
-        (line,) = lines_of(made.dispatcher)
+            await cluster.clock.advance(0.1)
+        (line,) = lines_of(cluster.dispatcher)
         assert line == (
             "executor: only: up (100% of batches, 1 under way, m at 1 times its usual seconds with a batch under way "
             "for 20 s)"
         )
-        made.executors["only"].go_on()
-        await made.until(asked)
-        assert "1 times its usual" not in (line := lines_of(made.dispatcher)[0])
+        cluster.executors["only"].go_on()
+        await cluster.until(run)
+        assert "1 times its usual" not in (line := lines_of(cluster.dispatcher)[0])
         assert "under way for" not in line
 
 
@@ -43,12 +43,12 @@ def test_two_versions_of_a_model_are_told_apart() -> None:
 
 
 async def test_model_that_only_one_executor_runs_is_shown() -> None:
-    async with site({"only": 0.01}) as made:
-        made.add(served_as(N))
+    async with site({"only": 0.01}) as cluster:
+        cluster.add(served_as(N))
         for _ in range(3):
-            made.members["only"].models[M].health.failed(0.0)
-        (line,) = lines_of(made.dispatcher)
+            cluster.members["only"].models[M].health.failed(0.0)
+        (line,) = lines_of(cluster.dispatcher)
         assert re.search(r"only: up .*m at 1 times its usual seconds: It failed; it is tried again in 0\.5 s\.", line)
         for _ in range(3):
-            made.members["only"].models[N].health.failed(0.0)
-        assert lines_of(made.dispatcher)[0].count("It failed") == 1
+            cluster.members["only"].models[N].health.failed(0.0)
+        assert lines_of(cluster.dispatcher)[0].count("It failed") == 1

@@ -393,9 +393,9 @@ async def test_device_alarm_is_logged_once_from_its_first_report(bench: Bench) -
     alarm = ContractAlarm(certificate_of(bench.served()).edge_digest, "missed person")
 
     def entries() -> list[tuple[str, str]]:
-        wanted = audit_log.EntryFilter(action="contract.device_alarm")
+        entry_filter = audit_log.EntryFilter(action="contract.device_alarm")
         with bench.opened.database.reading() as connection:
-            return [(entry.subject, entry.details) for entry in audit_log.page(connection, wanted, 10)]
+            return [(entry.subject, entry.details) for entry in audit_log.page(connection, entry_filter, 10)]
 
     sequence = itertools.count(1)
 
@@ -779,9 +779,9 @@ def test_replicas_that_count_at_once_lose_no_audit(make_bench: MakeBench) -> Non
 
 
 def test_replicas_lock_pools_in_one_order(bench: Bench) -> None:
-    served, held, gate = bench.served(), threading.Event(), threading.Event()
-    bench.opened.store.submit(lambda _: (held.set(), gate.wait(20)))
-    assert held.wait(20)
+    served, entered, gate = bench.served(), threading.Event(), threading.Event()
+    bench.opened.store.submit(lambda _: (entered.set(), gate.wait(20)))
+    assert entered.wait(20)
     for variant in (1, 0, 1, 0):
         request = request_from(f"cam{variant}", note_of(served, variant))
         bench.monitor.answered(request, served, THREE)
@@ -851,10 +851,10 @@ def test_graded_losses_are_tested_by_their_mean(
 
 
 @given(st.lists(st.tuples(st.sampled_from("abcd"), st.integers(0, 7200)), max_size=20))
-def test_the_devices_of_the_last_hour_are_counted(asked: list[tuple[str, int]]) -> None:
+def test_the_devices_of_the_last_hour_are_counted(requests: list[tuple[str, int]]) -> None:
     seen, now_s = ActiveDevices(), 0
     latest: dict[str, int] = {}
-    for device, wait_s in asked:
+    for device, wait_s in requests:
         now_s += wait_s
         seen.add(device, now_s)
         latest[device] = now_s

@@ -24,8 +24,8 @@ def test_pools_are_read_back_exactly(database: Database) -> None:
     put(database, pool_of(4, alarmed_s=NOW_S), "yard", "b", disagrees=False)
     put(database, pool_of(1, OTHER), "cam", "c")
     with database.reading() as connection:
-        kept = {pool.key: pool for pool in records.pools(connection)}
-        assert kept == {KEY: pool_of(4, alarmed_s=NOW_S), OTHER: pool_of(1, OTHER)}
+        pools = {pool.key: pool for pool in records.pools(connection)}
+        assert pools == {KEY: pool_of(4, alarmed_s=NOW_S), OTHER: pool_of(1, OTHER)}
         shares = [(one.device, one.audits, one.disagreements) for one in records.contributions(connection, KEY)]
         assert shares == [("cam", 1, 1), ("yard", 1, 0)]
         assert records.devices(connection) == {KEY: 2, OTHER: 1}
@@ -47,8 +47,8 @@ def test_the_audits_of_an_hour_are_counted_and_those_of_yesterday_forgotten(data
     with database.reading() as connection:
         assert records.count_since(connection, "cam", 24 * 3600) == 1
         assert records.count_since(connection, "cam", 0.0) == 2
-        known = [records.is_counted(connection, "cam", f"at {hour}") for hour in (0, 23, 25)]
-    assert known == [False, True, True]
+        counted = [records.is_counted(connection, "cam", f"at {hour}") for hour in (0, 23, 25)]
+    assert counted == [False, True, True]
 
 
 def test_the_evidence_is_kept_by_hour(database: Database) -> None:

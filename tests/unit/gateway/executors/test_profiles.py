@@ -24,7 +24,7 @@ CPU = "CPUExecutionProvider"
 
 
 def point(batch: int, seconds: float, peak_mb: float, energy: Reading, **key: Any) -> Point:
-    said = {
+    key_fields = {
         "variant": "full",
         "model_digest": MANIFEST.full.digest,
         "provider": CPU,
@@ -33,7 +33,7 @@ def point(batch: int, seconds: float, peak_mb: float, energy: Reading, **key: An
     } | key
     took = distribution([seconds])
     return Point(
-        key=PointKey(**said),
+        key=PointKey(**key_fields),
         ran_on=CPU,
         query=took,
         rested=took,
@@ -54,14 +54,14 @@ def profile(*points: Point) -> Profile:
 
 
 def test_a_profile_gives_seconds_by_rows(tmp_path: Path) -> None:
-    made = profile(
+    measured_profile = profile(
         point(1, 0.01, 50, Measured(20, "RAPL")),
         point(8, 0.04, 80, Measured(100, "RAPL")),
         point(1, 9.0, 50, Absent("no"), model_digest="b" * 64),
         point(1, 9.0, 50, Absent("no"), provider="CUDAExecutionProvider"),
         point(1, 9.0, 50, Absent("no"), condition="sustained"),
     )
-    (tmp_path / "m.json").write_bytes(encode(made))
+    (tmp_path / "m.json").write_bytes(encode(measured_profile))
     seconds = batch_seconds(read((str(tmp_path / "m.json"),)), MANIFEST.full, CPU)
     assert seconds == {1: 0.01, 8: 0.04}
     forecast = Forecast(seconds)

@@ -88,8 +88,8 @@ def test_repeated_reports_to_all_replicas_are_one_alarm(replicas: tuple[Replica,
     assert line["contract_event"] == "missed person"
     assert one.entries() == other.entries() == ["device:cam"]
     last_s = 2 * DAY_S
-    known = DeviceAlarm("cam", *M, A, "missed person", NOW_S + 10, NOW_S + last_s, None, last_s)
-    assert one.listed(last_s) == other.listed(last_s) == [known]
+    alarm = DeviceAlarm("cam", *M, A, "missed person", NOW_S + 10, NOW_S + last_s, None, last_s)
+    assert one.listed(last_s) == other.listed(last_s) == [alarm]
 
 
 def test_an_alarm_that_returns_shortly_after_its_end_is_the_same(replicas: tuple[Replica, Replica]) -> None:
@@ -112,8 +112,8 @@ def test_an_event_that_no_database_stores_is_stored_without_its_nul(replicas: tu
     one, other = replicas
     for at_s in (10, 20):
         one.raised(at_s, event="missed\0 person")
-    (known,) = other.listed(20)
-    assert (known.event, known.since_s) == ("missed person", NOW_S + 10)
+    (alarm,) = other.listed(20)
+    assert (alarm.event, alarm.since_s) == ("missed person", NOW_S + 10)
     assert other.entries() == ["device:cam"]
 
 
@@ -171,8 +171,8 @@ async def test_telemetry_raises_and_ends_alarms(replicas: tuple[Replica, Replica
     other.raised(200, event="missed person")
     await report(one, None, at_s=300)  # it may be from before the alarm
     await report(other, person, at_s=600)
-    (known,) = one.listed(600)
-    assert (known.since_s, known.ended_s) == (NOW_S + 100, None)
+    (device_alarm,) = one.listed(600)
+    assert (device_alarm.since_s, device_alarm.ended_s) == (NOW_S + 100, None)
     assert one.entries() == ["device:cam"]
     await report(one, None, at_s=1500)
     assert other.listed(1500)[0].ended_s is not None

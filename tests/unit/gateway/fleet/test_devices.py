@@ -68,18 +68,18 @@ def test_each_change_of_the_desired_document_is_a_revision(database: Database) -
         accept(connection, "b", "a")
         assert devices.desire(connection, ["b", "a"], wanted) == ["a", "b"]
         assert devices.desire(connection, ["a"], wanted) == []
-        assert [(name, said.revision) for name, said in devices.unpublished(connection, 10)] == [("a", 1), ("b", 1)]
+        assert [(name, state.revision) for name, state in devices.unpublished(connection, 10)] == [("a", 1), ("b", 1)]
         devices.mark_published(connection, {"a": 1})
         assert [name for name, _ in devices.unpublished(connection, 10)] == ["b"]
         assert devices.unpublished(connection, 10, "b") == []
         devices.desire(connection, ["a"], lambda _, before: replace(before, models=()))
         assert devices.find(connection, "a").desired == Desired(2)
         devices.mark_published(connection, {"a": 1})  # of before, and late
-        assert {name: said.revision for name, said in devices.unpublished(connection, 10)} == {"a": 2, "b": 1}
+        assert {name: state.revision for name, state in devices.unpublished(connection, 10)} == {"a": 2, "b": 1}
         devices.mark_published(connection, {"a": 2, "b": 1})
         assert devices.report(connection, "a", Reported("s", 1, 2), NOW_S, accept=True)
         assert devices.report(connection, "b", Reported("s", 1, 0), NOW_S, accept=True)  # the broker lost it
-        assert [(name, said.revision) for name, said in devices.unpublished(connection, 10)] == [("b", 1)]
+        assert [(name, state.revision) for name, state in devices.unpublished(connection, 10)] == [("b", 1)]
 
 
 def test_documents_behind_a_device_are_those_of_newer_changes(database: Database) -> None:
@@ -99,7 +99,7 @@ def test_a_restored_store_continues_after_the_revisions_that_devices_know(databa
         devices.desire(connection, ["cam", "liar"], wanted)
         devices.mark_published(connection, {"cam": 1, "liar": 1})
         assert devices.report(connection, "cam", Reported("s", 1, 9), NOW_S, accept=True)
-        assert [(name, said.revision) for name, said in devices.unpublished(connection, 10)] == [("cam", 10)]
+        assert [(name, state.revision) for name, state in devices.unpublished(connection, 10)] == [("cam", 10)]
         assert devices.find(connection, "cam").desired == Desired(10, (WANTED,))
         devices.mark_published(connection, {"cam": 10})
         assert not devices.report(connection, "cam", Reported("s", 1, 12), NOW_S, accept=True)  # late
@@ -107,7 +107,7 @@ def test_a_restored_store_continues_after_the_revisions_that_devices_know(databa
         assert devices.report(connection, "liar", Reported("s", 1, 2**53), NOW_S, accept=True)
         assert devices.unpublished(connection, 10) == []
         assert devices.desire(connection, ["cam"], lambda _, before: replace(before, models=())) == ["cam"]
-        assert [said.revision for _, said in devices.unpublished(connection, 10)] == [11]
+        assert [state.revision for _, state in devices.unpublished(connection, 10)] == [11]
 
 
 def test_a_device_that_is_not_accepted_is_listed_and_receives_nothing(database: Database) -> None:
@@ -139,8 +139,8 @@ def test_lists_are_filtered_and_sorted_by_the_last_message(database: Database) -
         devices.mark_offline(connection, "cam-b", "s")
         devices.accept(connection, "stranger", NOW_S)
 
-        def listed(after: str = "", limit: int = 10, **wanted: Any) -> list[str]:
-            chosen = devices.Filter(parse_selector(""), **wanted)
+        def listed(after: str = "", limit: int = 10, **filters: Any) -> list[str]:
+            chosen = devices.Filter(parse_selector(""), **filters)
             found = devices.page(
                 connection, after, limit, lambda one: chosen.matches(one, NOW_S + 2000, {"press"}), Sort.LAST_SEEN
             )
@@ -187,9 +187,9 @@ def test_the_brake_reaches_all_devices_without_a_change_of_their_rows(database: 
         accept(connection, "a", "b")
         devices.desire(connection, ["a"], wanted)
         devices.mark_published(connection, {"a": 1, "b": 0})
-        asked = statements(database)
+        executed = statements(database)
         assert devices.set_brake(connection, brake) == 2
-        assert [each for each in asked if each.startswith("UPDATE fleet_devices")] == []
+        assert [each for each in executed if each.startswith("UPDATE fleet_devices")] == []
         assert devices.set_brake(connection, brake) == 0  # as it was
         braked = {"a": Desired(2, (WANTED,), brake=brake), "b": Desired(1, brake=brake)}
         assert dict(devices.unpublished(connection, 10)) == braked
@@ -212,13 +212,13 @@ def test_ten_thousand_devices_take_few_statements(database: Database) -> None:
     with database.begin() as connection:
         accept(connection, *names)
         devices.desire(connection, names, wanted)
-        asked = statements(database)
-        devices.desire(connection, names, lambda _, said: replace(said, models=()))
+        executed = statements(database)
+        devices.desire(connection, names, lambda _, desired: replace(desired, models=()))
         devices.mark_published(connection, dict.fromkeys(names, 2))
         assert devices.unpublished(connection, 10) == []
         assert devices.page(connection, "", 1, tagged("nowhere")) == []
         assert [each.name for each in devices.page(connection, "d01998", 5, tagged("!nowhere"))] == ["d01999"]
-    assert len(asked) < 20
+    assert len(executed) < 20
 
 
 def test_a_device_that_was_decommissioned_meanwhile_is_not_created_again(database: Database) -> None:

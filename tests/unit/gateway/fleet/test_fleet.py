@@ -38,10 +38,10 @@ async def test_promises_on_replicas_do_not_deadlock(postgresql: PostgreSql) -> N
     found = postgresql.new_store()
     with OpenStore(found) as one, OpenStore(found) as other:
         first, second = fleet_on(one), fleet_on(other)
-        held, gate, locked = threading.Event(), threading.Event(), threading.Event()
+        entered, gate, locked = threading.Event(), threading.Event(), threading.Event()
 
         def hold(_: Connection) -> None:
-            held.set()
+            entered.set()
             gate.wait(_LIMIT_S)
 
         def wait_for_the_other(connection: Connection) -> None:
@@ -50,7 +50,7 @@ async def test_promises_on_replicas_do_not_deadlock(postgresql: PostgreSql) -> N
                 wait_until(lambda: connection.execute(_WAITING).scalar_one() > 0, _LIMIT_S)
 
         one.store.submit(hold)
-        await asyncio.to_thread(held.wait, _LIMIT_S)
+        await asyncio.to_thread(entered.wait, _LIMIT_S)
         async with asyncio.TaskGroup() as group:  # one transaction that locks "cam" and stores a promise of "door"
             group.create_task(first.desired("cam"))
             await asyncio.sleep(0)

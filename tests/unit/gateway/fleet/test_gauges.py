@@ -128,11 +128,11 @@ async def test_metrics_name_no_device_and_activity_only_grows(database: Database
     store, metrics, clock = Store(database), RequestMetrics("gateway"), SimulatedClock(wall_start_s=NOW_S)
     service = ServiceClock(database, clock)
     fleet = Fleet(store, settings.Fleet(), clock=clock, service=service, on_desired=lambda: None)
-    made = FleetGauges(store, metrics, settings.Fleet(), certificate_days=90, clock=clock, activity=fleet.activity)
+    gauges = FleetGauges(store, metrics, settings.Fleet(), certificate_days=90, clock=clock, activity=fleet.activity)
     for sequence, rows in ((1, 4), (2, 6)):
         counts = ModelCounts("digits", 1, rows=rows, kept=rows, objects={"car": 2 * rows})
         await fleet.take_telemetry("camera-7", Telemetry("s", sequence, models=(counts,), payload_bytes=100 * rows))
-    await made.refresh()
+    await gauges.refresh()
     text = metrics.render()[0].decode()
     store.close()
     assert 'firstline_gateway_fleet_devices{group="all",presence="online"} 1.0' in text

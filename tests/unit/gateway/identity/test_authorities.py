@@ -11,10 +11,10 @@ from firstline_gateway.identity import authorities
 def test_a_file_that_root_writes_belongs_to_the_owner_of_its_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, private: bool, mode: int
 ) -> None:
-    given: list[tuple[int, int]] = []
+    owners: list[tuple[int, int]] = []
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    monkeypatch.setattr(os, "chown", lambda _descriptor, user, group: given.append((user, group)))
+    monkeypatch.setattr(os, "chown", lambda _descriptor, user, group: owners.append((user, group)))
     authorities.write(tmp_path / "file", b"content", private=private)
     owner = tmp_path.stat()
-    assert given == [(owner.st_uid, owner.st_gid)]
+    assert owners == [(owner.st_uid, owner.st_gid)]
     assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == mode

@@ -42,24 +42,24 @@ def test_the_authority_signs_no_other_authority(authority: ca.Authority) -> None
 
 def test_a_devices_certificate_is_for_clients_and_names_the_device(authority: ca.Authority) -> None:
     key = ca.new_key().public_key()
-    made = ca.issue_device(authority, "press-7", key, NOW_S, 90)
-    made.verify_directly_issued_by(authority.certificate)
-    found = ClientCertificate.of(made)
-    assert (found.device, found.serial) == ("press-7", ca.serial_of(made))
+    certificate = ca.issue_device(authority, "press-7", key, NOW_S, 90)
+    certificate.verify_directly_issued_by(authority.certificate)
+    found = ClientCertificate.of(certificate)
+    assert (found.device, found.serial) == ("press-7", ca.serial_of(certificate))
     assert (found.not_before_s, found.not_after_s) == (NOW_S - DAY_S, NOW_S + 90 * DAY_S)
-    usage = made.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+    usage = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
     assert list(usage) == [ExtendedKeyUsageOID.CLIENT_AUTH]
-    assert made.public_key() == key
+    assert certificate.public_key() == key
 
 
 def test_no_certificate_outlives_its_authority(authority: ca.Authority) -> None:
     end_s = authority.certificate.not_valid_after_utc.timestamp()
-    made = ca.issue_device(authority, "a", ca.new_key().public_key(), end_s - DAY_S / 2, 90)
-    assert made.not_valid_after_utc.timestamp() == end_s
+    certificate = ca.issue_device(authority, "a", ca.new_key().public_key(), end_s - DAY_S / 2, 90)
+    assert certificate.not_valid_after_utc.timestamp() == end_s
 
 
 def test_openssl_takes_the_chain_and_the_list_of_revocations(authority: ca.Authority, tmp_path: Path) -> None:
-    made = ca.issue_device(authority, "press-7", ca.new_key().public_key(), NOW_S, 90)
+    device_certificate = ca.issue_device(authority, "press-7", ca.new_key().public_key(), NOW_S, 90)
     server, _ = ca.issue_server(authority, ["gateway.example", "192.0.2.7", "::1"], NOW_S)
     (tmp_path / "ca.pem").write_text(authority.pem)
 
@@ -70,11 +70,11 @@ def test_openssl_takes_the_chain_and_the_list_of_revocations(authority: ca.Autho
         arguments = [*files, "-purpose", purpose, "-attime", str(int(NOW_S)), "one.pem"]
         return subprocess.run(["openssl", "verify", *arguments], cwd=tmp_path, capture_output=True).returncode == 0
 
-    assert verified(made, purpose="sslclient")
-    assert not verified(made, purpose="sslserver")
+    assert verified(device_certificate, purpose="sslclient")
+    assert not verified(device_certificate, purpose="sslserver")
     assert verified(server, purpose="sslserver")
     assert not verified(server, purpose="sslclient")
-    assert not verified(made, (ca.serial_of(made), NOW_S), purpose="sslclient")
+    assert not verified(device_certificate, (ca.serial_of(device_certificate), NOW_S), purpose="sslclient")
 
 
 def test_a_request_is_for_a_key_on_p256_that_signed_it() -> None:

@@ -33,11 +33,11 @@ def issue() -> Callable[[str], Issued]:
     """Makes certificates with serial numbers from 1 on."""
     serials = count(1)
 
-    def made(device: str) -> Issued:
+    def certificate_for(device: str) -> Issued:
         serial = format(next(serials), "x")
         return Issued(serial, f"pem {device} {serial}", NOW_S + 90 * DAY_S)
 
-    return made
+    return certificate_for
 
 
 def invited(database: Database, device: str, secret: str, *, until_s: float = NOW_S + DAY_S) -> str:

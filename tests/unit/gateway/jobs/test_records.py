@@ -37,19 +37,17 @@ def counted(connection: Connection, principal: str) -> records.Usage:
 
 def test_usage_equals_a_count_and_its_rows_stay_few(database: Database) -> None:
     rng = random.Random(1)
-    known: list[tuple[str, str]] = []
+    jobs: list[tuple[str, str]] = []
     for at in range(200):
         with database.begin() as connection:
             doing = rng.random()
-            if doing < 0.5 or not known:
-                known.append((f"j{at}", principal := rng.choice(WHO)))
+            if doing < 0.5 or not jobs:
+                jobs.append((f"j{at}", principal := rng.choice(WHO)))
                 assert records.add(connection, job(f"j{at}", principal, rng.randrange(100)), 2, ROOM) is None
             elif doing < 0.8:
-                records.end(
-                    connection, rng.choice(known)[0], JobResult(200, bytes(rng.randrange(200)), None), float(at)
-                )
+                records.end(connection, rng.choice(jobs)[0], JobResult(200, bytes(rng.randrange(200)), None), float(at))
             elif doing < 0.97:
-                records.remove(connection, *rng.choice(known))
+                records.remove(connection, *rng.choice(jobs))
             else:
                 records.remove_ended(connection, at - 50.0)
             principal = rng.choice(WHO)

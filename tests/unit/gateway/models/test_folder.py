@@ -38,15 +38,15 @@ def test_every_version_is_served_and_the_highest_is_current(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("name", "version", "said"),
+    ("name", "version", "message"),
     [
         ("digit", "", "no model 'digit' on this gateway; it serves: digits"),
         ("digits", "01", "no version '01'"),
         ("digits", "x", "no version 'x'"),
     ],
 )
-def test_an_unknown_model_is_refused_with_the_served_ones(name: str, version: str, said: str) -> None:
-    with pytest.raises(UnknownModelError, match=said):
+def test_an_unknown_model_is_refused_with_the_served_ones(name: str, version: str, message: str) -> None:
+    with pytest.raises(UnknownModelError, match=message):
         ModelsFolder(DIGITS).load(RuntimeOptions()).resolve(name, version)
 
 

@@ -44,9 +44,9 @@ class Bench:
             found = devices.find(connection, "cam")
         return found.desired.profiles
 
-    def says(self, *said: Profiling) -> None:
+    def says(self, *reports: Profiling) -> None:
         with self.opened.database.begin() as connection:
-            devices.report(connection, "cam", Reported("s", 1, 1, profiles=said), self.clock.wall_s(), accept=True)
+            devices.report(connection, "cam", Reported("s", 1, 1, profiles=reports), self.clock.wall_s(), accept=True)
 
     def _on_desired(self) -> None:
         self.told += 1
@@ -119,13 +119,13 @@ async def test_only_the_requested_version_is_permitted(bench: Bench) -> None:
 
 
 async def test_requests_are_limited(bench: Bench) -> None:
-    asked = [await bench.ask(f"b{number}") for number in range(8)]
+    requests = [await bench.ask(f"b{number}") for number in range(8)]
     with pytest.raises(ConflictError, match="has 8 profiles to measure"):
         await bench.ask("b8")
     assert (
         await bench.profiles.request("cam", NewProfileRequest("b7", quick=True), BY)
     ).new  # in the place of the other
-    bench.says(Profiling(asked[0].desired.id, "b0", ProfilingState.REFUSED))
+    bench.says(Profiling(requests[0].desired.id, "b0", ProfilingState.REFUSED))
     assert (await bench.ask("b8")).new
     assert [one.bundle for one in bench.wanted()] == [f"b{number}" for number in range(1, 9)]
 

@@ -12,15 +12,15 @@ from firstline_gateway.store.database import Database
 def put(
     database: Database, *query_ms: float, by: str = "application:ops", kept_s: float = 0.0, **at: str | int
 ) -> None:
-    made = profile(*query_ms, **at)
-    content = encode(made)
+    uploaded = profile(*query_ms, **at)
+    content = encode(uploaded)
     with database.begin() as connection:
-        records.put(connection, replace(entry_of(made, content), by=by, kept_s=kept_s), content)
+        records.put(connection, replace(entry_of(uploaded, content), by=by, kept_s=kept_s), content)
 
 
-def all_of(database: Database, **wanted: str) -> list[ProfileEntry]:
+def all_of(database: Database, **filters: str) -> list[ProfileEntry]:
     with database.reading() as connection:
-        return records.page(connection, ("", 0, ""), 100, **wanted)
+        return records.page(connection, ("", 0, ""), 100, **filters)
 
 
 def test_the_newest_profile_of_a_place_is_kept(database: Database) -> None:

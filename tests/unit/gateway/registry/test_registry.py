@@ -95,8 +95,8 @@ async def test_snapshot_and_timestamp_are_renewed_before_they_end(room: Room) ->
         assert await room.ends_s() > room.clock.wall_s() + DAY_S / 2 - 120
     with room.opened.database.reading() as connection:
         assert records.heads(connection)["targets"][0] == 1
-        (kept,) = connection.exec_driver_sql("SELECT count(*) FROM registry_metadata WHERE role = 'timestamp'").one()
-    assert kept == 1
+        (count,) = connection.exec_driver_sql("SELECT count(*) FROM registry_metadata WHERE role = 'timestamp'").one()
+    assert count == 1
     assert room.registry.latest_expiries["root"] == (START.timestamp() + 365 * DAY_S)
 
 
@@ -184,11 +184,11 @@ async def test_aliases_are_kept_with_their_history(room: Room) -> None:
 
 
 def test_a_day_is_warned_of_in_the_words_for_it() -> None:
-    said = expiry_warnings({"root": 40 * DAY_S, "timestamp": -60.0, "authority": DAY_S, "targets": 600.0}, 0.0)
-    assert set(said) == {"timestamp", "authority", "targets"}
-    assert said["timestamp"].startswith("The timestamp metadata ended on 1969-12-31 23:59 UTC")
-    assert "ends in 24 hours" in said["authority"] and "ca prepare" in said["authority"]
-    assert "ends in 10 minutes" in said["targets"]
+    warnings = expiry_warnings({"root": 40 * DAY_S, "timestamp": -60.0, "authority": DAY_S, "targets": 600.0}, 0.0)
+    assert set(warnings) == {"timestamp", "authority", "targets"}
+    assert warnings["timestamp"].startswith("The timestamp metadata ended on 1969-12-31 23:59 UTC")
+    assert "ends in 24 hours" in warnings["authority"] and "ca prepare" in warnings["authority"]
+    assert "ends in 10 minutes" in warnings["targets"]
 
 
 # Files, in a folder and in a store that speaks S3

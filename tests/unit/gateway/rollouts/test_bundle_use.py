@@ -19,7 +19,7 @@ OLD = DesiredModel("cameras", 1, "1" * 64, "earlier")
 
 
 @pytest.mark.parametrize(
-    ("state", "version", "said"),
+    ("state", "version", "message"),
     [
         (S.DRAFT, 2, None),
         (S.RUNNING, 2, "is running"),
@@ -32,16 +32,16 @@ OLD = DesiredModel("cameras", 1, "1" * 64, "earlier")
         (S.ROLLED_BACK, 2, None),
     ],
 )
-def test_what_a_rollout_needs_stays(tmp_path: Path, state: RolloutState, version: int, said: str | None) -> None:
+def test_what_a_rollout_needs_stays(tmp_path: Path, state: RolloutState, version: int, message: str | None) -> None:
     database = open_database(sqlite_store(tmp_path))
     rollout = Rollout("r", Definition("cameras", 2, "2" * 64), S.DRAFT, "ops", 1.7e9, seed=1)
     with database.begin() as connection:
         records.add(connection, rollout, None)
         records.put(connection, replace(rollout, state=state))
-        told = Assignment("d", 0, True, True, 0, DeviceState.DONE, 1.0, OLD, 1)
-        records.assign(connection, "r", [told], {})
+        assignment = Assignment("d", 0, True, True, 0, DeviceState.DONE, 1.0, OLD, 1)
+        records.assign(connection, "r", [assignment], {})
         reason = reason_to_keep(connection, {SignedVersion(UpdateKind.MODEL, "cameras", version)})
         assert reason_to_keep(connection, {SignedVersion(UpdateKind.MODEL, "others", version)}) is None
         assert reason_to_keep(connection, {SignedVersion(UpdateKind.CONFIGURATION, "cameras", version)}) is None
     database.close()
-    assert reason is None if said is None else said in (reason or "")
+    assert reason is None if message is None else message in (reason or "")

@@ -46,13 +46,13 @@ def test_a_device_has_one_configuration_and_several_bundles() -> None:
 def test_a_bundle_and_a_configuration_may_have_the_same_name() -> None:
     model = Update("quiet", 7, UpdateState.COMMITTED)
     configuration = Update("quiet", 2, UpdateState.TRIAL, what="configuration")
-    said = Reported(
+    sent = Reported(
         "s", 1, 1, (RunningModel("quiet", 7),), (model, configuration), configuration=2, configuration_name="quiet"
     )
-    assert (version_of(said, UpdateKind.MODEL, "quiet"), version_of(said, UpdateKind.CONFIGURATION, "quiet")) == (7, 2)
-    assert update_of(said, UpdateKind.MODEL, "quiet") == model
-    assert update_of(said, UpdateKind.CONFIGURATION, "quiet") == configuration
-    assert version_of(said, UpdateKind.CONFIGURATION, "loud") == 0 == version_of(None, UpdateKind.MODEL, "quiet")
+    assert (version_of(sent, UpdateKind.MODEL, "quiet"), version_of(sent, UpdateKind.CONFIGURATION, "quiet")) == (7, 2)
+    assert update_of(sent, UpdateKind.MODEL, "quiet") == model
+    assert update_of(sent, UpdateKind.CONFIGURATION, "quiet") == configuration
+    assert version_of(sent, UpdateKind.CONFIGURATION, "loud") == 0 == version_of(None, UpdateKind.MODEL, "quiet")
 
 
 def test_a_configuration_is_judged_by_all_answers_of_a_device() -> None:

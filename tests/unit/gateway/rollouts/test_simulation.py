@@ -26,14 +26,14 @@ FIRST = Stage(0.4, soak_s=8 * HOUR_S)
 
 async def test_a_good_model_comes_to_every_device(tmp_path: Path) -> None:
     count = 140  # of a hundred, some seeds leave too few to compare
-    async with driven(sqlite_store(tmp_path), Pretended(pretended_population(count, 2, NOTHING))) as room:
+    async with driven(sqlite_store(tmp_path), Pretended(pretended_population(count, 2, NOTHING))) as simulation:
         # A tenth of so few devices is not enough to compare with.
-        ended = await room.run(definition(FIRST, Stage(1.0, soak_s=8 * HOUR_S), held_back=0.3), 60)
+        ended = await simulation.run(definition(FIRST, Stage(1.0, soak_s=8 * HOUR_S), held_back=0.3), 60)
         assert ended.state == "completed", ended.sentence
-        assert room.fleet.versions() == {NEW: count} and ended.devices == {"done": count}
-        looks = (await room.rollouts.looks(ended.id, (-1, 0), 200)).looks
+        assert simulation.fleet.versions() == {NEW: count} and ended.devices == {"done": count}
+        looks = (await simulation.rollouts.looks(ended.id, (-1, 0), 200)).looks
         assert [look.decision for look in looks if look.look == 8] == ["promote", "promote"]
-        with room.database.reading() as connection:
+        with simulation.database.reading() as connection:
             entries = audit_log.page(connection, audit_log.EntryFilter(), 1000)
     verify_log(entries)
     assert {entry.action for entry in entries} >= {"rollout.create", "rollout.start", "rollout.look", "rollout.promote"}
@@ -48,11 +48,11 @@ async def test_a_good_model_comes_to_every_device(tmp_path: Path) -> None:
     ],
 )
 async def test_a_bad_model_is_stopped_in_the_first_stage(tmp_path: Path, rule: str, effect: Effect) -> None:
-    async with driven(sqlite_store(tmp_path), Pretended(pretended_population(DEVICES, 2, effect))) as room:
-        ended = await room.run(definition(FIRST, Stage(1.0, soak_s=8 * HOUR_S)), 60)
+    async with driven(sqlite_store(tmp_path), Pretended(pretended_population(DEVICES, 2, effect))) as simulation:
+        ended = await simulation.run(definition(FIRST, Stage(1.0, soak_s=8 * HOUR_S)), 60)
         assert (ended.state, ended.stage) == ("rolled_back", 0), ended.sentence
-        assert (await room.rollouts.looks(ended.id, (-1, 0), 200)).looks[-1].rule == rule
-        assert room.fleet.versions() == {OLD: DEVICES}
+        assert (await simulation.rollouts.looks(ended.id, (-1, 0), 200)).looks[-1].rule == rule
+        assert simulation.fleet.versions() == {OLD: DEVICES}
 
 
 @pytest.mark.parametrize("alarms", [True, False])
@@ -68,16 +68,16 @@ async def test_a_late_alarm_stops_the_offer(tmp_path: Path, monkeypatch: pytest.
             offers += 1
             if alarms:
                 pool = pool_of(20, KEY._replace(bundle=BUNDLE, version=NEW), alarmed_s=1.8e9)
-                with room.database.begin() as other:
+                with simulation.database.begin() as other:
                     contract_records.replace_pool(other, pool)
         return found
 
     monkeypatch.setattr(driver, "_compute_join", computed)
-    async with driven(sqlite_store(tmp_path), Pretended(population)) as room:
+    async with driven(sqlite_store(tmp_path), Pretended(population)) as simulation:
         found = definition(Stage(1.0, soak_s=0.0), rules=Rules(ignored=tuple(FIGURES)), held_back=0.0)
-        assert (await room.run(found, 10)).state == "completed"
+        assert (await simulation.run(found, 10)).state == "completed"
         population[name] = late
         for _ in range(3):
-            await room.pass_time(1.0)
+            await simulation.pass_time(1.0)
     assert offers == 1
     assert late.version == (OLD if alarms else NEW)

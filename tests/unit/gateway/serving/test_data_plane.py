@@ -136,7 +136,7 @@ async def test_an_escalation_for_this_full_model_is_answered(bench: Bench, repos
 
 
 @pytest.mark.parametrize(
-    ("request_", "kind", "said"),
+    ("request_", "kind", "message"),
     [
         (digits_request(privacy=Privacy.LOCAL_ONLY), errors.RequestError, "must not leave the device"),
         (digits_request(route=Route.EDGE), errors.RequestError, "route=edge cannot be met by a gateway"),
@@ -152,9 +152,9 @@ async def test_an_escalation_for_this_full_model_is_answered(bench: Bench, repos
     ],
 )
 async def test_an_impossible_request_is_refused_before_it_queues(
-    bench: Bench, request_: InferRequest, kind: type[errors.RequestError], said: str
+    bench: Bench, request_: InferRequest, kind: type[errors.RequestError], message: str
 ) -> None:
-    with pytest.raises(kind, match=said) as caught:
+    with pytest.raises(kind, match=message) as caught:
         await bench.plane.infer(request_)
     assert type(caught.value) is kind
     assert not bench.executor.batches
@@ -181,10 +181,10 @@ async def test_draining_finishes_what_is_in_flight_and_refuses_the_rest(bench: B
 
 async def test_an_answers_log_line_has_tier_and_reason(bench: Bench) -> None:
     with captured_lines() as lines:
-        asked = asyncio.create_task(logged_request(bench))
+        task = asyncio.create_task(logged_request(bench))
         await until(lambda: bench.executor.held)
         bench.executor.release()
-        await asked
+        await task
     [line] = [line for line in lines if line["event"] == "answered"]
     assert (line["tier"], line["reason"], line["rows"]) == ("cloud", "requested", 2)
 
@@ -195,7 +195,7 @@ async def logged_request(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize(
-    ("edge_outputs", "said"),
+    ("edge_outputs", "message"),
     [
         ({}, "'edge/probabilities'; this one has: none"),
         ({"logits": ONE_HOT}, "this one has: 'edge/logits'"),
@@ -206,8 +206,8 @@ async def logged_request(bench: Bench) -> None:
         ({PROBABILITIES: ONE_HOT * 2}, "outside of 0 to 1"),
     ],
 )
-async def test_edge_outputs_of_an_audit_are_checked(bench: Bench, edge_outputs: Arrays, said: str) -> None:
-    with pytest.raises(errors.InvalidTensorError, match=said):
+async def test_edge_outputs_of_an_audit_are_checked(bench: Bench, edge_outputs: Arrays, message: str) -> None:
+    with pytest.raises(errors.InvalidTensorError, match=message):
         await bench.plane.infer(digits_request(audit=NOTE, edge_outputs=edge_outputs))
     assert not bench.executor.batches
 

@@ -52,19 +52,19 @@ def test_the_least_recently_used_answers_are_evicted() -> None:
 
 def test_a_key_depends_on_the_answer_and_the_principal(served: ServedModel) -> None:
     array = np.array([[1.0], [2.0]], np.float32)
-    asked = replace(request_of(1.0), inputs=(Tensor("image", array),))
+    infer_request = replace(request_of(1.0), inputs=(Tensor("image", array),))
     others = [
-        replace(asked, inputs=(Tensor("image", array + 1),)),
-        replace(asked, principal="application:b"),
-        replace(asked, inputs=(Tensor("image", array.reshape(1, 2)),)),
-        replace(asked, inputs=(Tensor("image", array.view(np.int32)),)),
-        replace(asked, inputs=(Tensor("image", np.array([b"ab", b"c"], np.object_)),)),
-        replace(asked, inputs=(Tensor("image", np.array([b"a", b"bc"], np.object_)),)),
+        replace(infer_request, inputs=(Tensor("image", array + 1),)),
+        replace(infer_request, principal="application:b"),
+        replace(infer_request, inputs=(Tensor("image", array.reshape(1, 2)),)),
+        replace(infer_request, inputs=(Tensor("image", array.view(np.int32)),)),
+        replace(infer_request, inputs=(Tensor("image", np.array([b"ab", b"c"], np.object_)),)),
+        replace(infer_request, inputs=(Tensor("image", np.array([b"a", b"bc"], np.object_)),)),
     ]
-    keys = {answer_key(each, served) for each in (asked, *others)}
+    keys = {answer_key(each, served) for each in (infer_request, *others)}
     assert len(keys) == 1 + len(others)
     assert all(key is not None and len(key) == 32 for key in keys)
-    assert answer_key(replace(asked, id="x", request_id="y", version="1"), served) in keys
+    assert answer_key(replace(infer_request, id="x", request_id="y", version="1"), served) in keys
 
 
 def test_a_key_depends_on_the_processings_generation(served: ServedModel, monkeypatch: pytest.MonkeyPatch) -> None:

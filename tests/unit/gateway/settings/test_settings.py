@@ -62,7 +62,7 @@ def test_the_environment_is_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "said"),
+    ("url", "message"),
     [
         ("sqlite://", "neither"),
         ("sqlite:///", "names no file"),
@@ -71,8 +71,8 @@ def test_the_environment_is_read() -> None:
         ("postgresql+psycopg://[::1/name", "no URL"),
     ],
 )
-def test_a_store_that_makes_no_sense_is_refused(url: str, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_a_store_that_makes_no_sense_is_refused(url: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         load(None, overrides={"store.url": url})
 
 
@@ -105,7 +105,7 @@ def test_limits_and_sessions_follow_from_the_settings() -> None:
 
 
 @pytest.mark.parametrize(
-    ("endpoints", "said"),
+    ("endpoints", "message"),
     [
         (["ftp://gpu-1"], "http://HOST:PORT"),
         (["http://user:secret@gpu-1"], "its token into oip.token_file"),
@@ -115,8 +115,8 @@ def test_limits_and_sessions_follow_from_the_settings() -> None:
         (["http://gpu-1", "http://gpu-1/"], "names a server twice"),
     ],
 )
-def test_an_engine_elsewhere_needs_to_be_somewhere(endpoints: list[str], said: str) -> None:
-    with pytest.raises(ConfigError, match=said) as refused:
+def test_an_engine_elsewhere_needs_to_be_somewhere(endpoints: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as refused:
         load(None, environ={}, overrides={"execution.engine": "oip", "oip.endpoints": endpoints})
     assert "secret" not in refused.value.message
 
@@ -131,7 +131,7 @@ def test_servers_have_names_addresses_and_paths(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("overrides", "said"),
+    ("overrides", "message"),
     [
         ({"executors": {"far": {"engine": "oip", "endpoints": ["gpu-1"]}}}, r"executors\.far\.endpoints has 'gpu-1'"),
         ({"executors": {"here": {"endpoints": ["http://gpu-1"]}}}, r"executors\.here\.endpoints is for"),
@@ -142,8 +142,8 @@ def test_servers_have_names_addresses_and_paths(tmp_path: Path) -> None:
         ({"executors": {"a": {}}, "models.executors_of": {"m": []}}, "without an executor"),
     ],
 )
-def test_executors_that_make_no_sense_are_refused(overrides: dict[str, object], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_executors_that_make_no_sense_are_refused(overrides: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         load(None, environ={}, overrides=overrides)
 
 
@@ -192,7 +192,7 @@ def test_an_invalid_name_of_a_table_is_named_and_nothing_else(tmp_path: Path, ta
 
 
 @pytest.mark.parametrize(
-    ("webhook", "said"),
+    ("webhook", "message"),
     [
         ({}, r"webhooks\.ops\.url is no URL"),
         ({"url": "https://user:secret@example.com/"}, r"webhooks\.ops\.url is no URL"),
@@ -202,8 +202,8 @@ def test_an_invalid_name_of_a_table_is_named_and_nothing_else(tmp_path: Path, ta
         ({"url": "http://127.0.0.1:1/", "events": []}, r"webhooks\.ops\.events is empty"),
     ],
 )
-def test_a_webhook_needs_a_protected_address_and_a_key(webhook: dict[str, object], said: str) -> None:
-    with pytest.raises(ConfigError, match=said) as refused:
+def test_a_webhook_needs_a_protected_address_and_a_key(webhook: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as refused:
         load(None, environ={}, overrides={"webhooks": {"ops": webhook}})
     assert "=secret" not in refused.value.message
 

@@ -150,11 +150,11 @@ def test_a_file_that_is_not_a_database_is_refused(tmp_path: Path) -> None:
 
 def test_a_database_with_a_damaged_header_is_refused(tmp_path: Path) -> None:
     (tmp_path / "gateway.db").write_bytes(b"SQLite format 3\0" + b"\xff" * 2000)
-    said = (
+    message = (
         r"file is not a database\. It is damaged\. Put the store and its -wal and -shm files aside, then restore a "
         r"backup: `firstline-gateway restore FILE --store-only --config CONFIG`"
     )
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         open_database(StoreSettings(url=f"sqlite:///{tmp_path / 'gateway.db'}"))
 
 
@@ -291,12 +291,12 @@ class TestWriter:
         database = open_database(empty_store)
         writer = Store(database)
         gate = threading.Event()
-        held = writer.submit(lambda _: gate.wait())  # what comes now makes one group
+        blocker = writer.submit(lambda _: gate.wait())  # what comes now makes one group
         first = writer.submit(lambda connection: connection.execute(_INSERT, {"key": "a"}))
         twice = writer.submit(lambda connection: connection.execute(_INSERT, {"key": "a"}))
         other = writer.submit(lambda connection: connection.execute(_INSERT, {"key": "b"}))
         gate.set()
-        assert held.result()
+        assert blocker.result()
         first.result()
         with pytest.raises(CapacityError, match="refuses"):
             twice.result()
@@ -316,11 +316,11 @@ class TestWriter:
         gate = threading.Event()
         with psycopg.connect(found.url.replace("+psycopg", "")) as operator:
             operator.execute("UPDATE contract_pools SET record = 'operator'")
-            held = writer.submit(lambda _: gate.wait())  # what comes now makes one group
+            blocker = writer.submit(lambda _: gate.wait())  # what comes now makes one group
             locked = writer.submit(lambda connection: connection.execute(text("DELETE FROM contract_pools")))
             other = writer.submit(lambda connection: connection.execute(_INSERT, {"key": "b"}))
             gate.set()
-            assert held.result()
+            assert blocker.result()
             with pytest.raises(StoreUnavailableError, match="Another session locks what it needs"):
                 locked.result(5)
             other.result(5)
@@ -356,14 +356,14 @@ class TestWriter:
     ],
 )
 def test_frequent_queries_use_an_index(database: Database, read: Callable[[Connection], object], index: str) -> None:
-    asked: list[tuple[str, Any]] = []
-    event.listen(database._engine, "before_cursor_execute", lambda *arguments: asked.append(arguments[2:4]))
+    queries: list[tuple[str, Any]] = []
+    event.listen(database._engine, "before_cursor_execute", lambda *arguments: queries.append(arguments[2:4]))
     with database.reading() as connection:
         if database.dialect == "postgresql":
             connection.execute(text("SET LOCAL enable_seqscan = off"))  # which is faster for an empty table
-        asked.clear()
+        queries.clear()
         read(connection)
-        statement, parameters = asked[-1]
+        statement, parameters = queries[-1]
         explain = "EXPLAIN" if database.dialect == "postgresql" else "EXPLAIN QUERY PLAN"
         plan = connection.exec_driver_sql(f"{explain} {statement}", parameters).all()
     assert index in str(plan)

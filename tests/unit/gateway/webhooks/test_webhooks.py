@@ -74,17 +74,17 @@ class Site:
 
 @asynccontextmanager
 async def site(database: Database, settings: Webhook, clock: SharedClock) -> AsyncIterator[Site]:
-    made = Site(database, settings, clock)
-    await made.webhooks.start()
+    site = Site(database, settings, clock)
+    await site.webhooks.start()
     clock.replicas += 1
     try:
-        yield made
+        yield site
     finally:
         clock.replicas -= 1
-        await made.webhooks.close()
-        made.store.close()
+        await site.webhooks.close()
+        site.store.close()
         with database.begin() as connection:
-            advance(connection, made.service.now_s())
+            advance(connection, site.service.now_s())
 
 
 async def eventually(site: Site, count: int, arrived: list[object], step_s: float = 1.0) -> None:
@@ -106,16 +106,16 @@ def settings(found: Receiver, tmp_path: Path) -> Webhook:
 
 
 @pytest.fixture
-async def made(database: Database, settings: Webhook) -> AsyncIterator[Site]:
-    async with site(database, settings, SharedClock()) as made:
-        yield made
+async def replica(database: Database, settings: Webhook) -> AsyncIterator[Site]:
+    async with site(database, settings, SharedClock()) as replica:
+        yield replica
 
 
 async def test_messages_are_signed_and_name_the_event(database: Database, settings: Webhook, found: Receiver) -> None:
     settings = replace(settings, events=("alarms", "rollouts"))
-    async with site(database, settings, SharedClock()) as made:
-        made.note("rollout.create", "device.enrol", "profile.put", "contract.alarm")
-        await eventually(made, 2, found.ids)
+    async with site(database, settings, SharedClock()) as replica:
+        replica.note("rollout.create", "device.enrol", "profile.put", "contract.alarm")
+        await eventually(replica, 2, found.ids)
         assert found.types == ["rollout.create", "contract.alarm"]
         assert found.messages[0] == {
             "type": "rollout.create",
@@ -123,17 +123,17 @@ async def test_messages_are_signed_and_name_the_event(database: Database, settin
             "data": {"number": 1, "actor": "rule:order", "subject": "rollout:r1", "details": {"sentence": "why"}},
         }
         assert len(set(found.ids)) == 2
-        assert await made.problem() == ""
-        await until(lambda: made.count("delivered") == 2)  # counted after the receiver's answer
-        assert made.count("failed") == 0
+        assert await replica.problem() == ""
+        await until(lambda: replica.count("delivered") == 2)  # counted after the receiver's answer
+        assert replica.count("failed") == 0
 
 
 async def test_a_new_webhook_receives_nothing_old(database: Database, settings: Webhook, found: Receiver) -> None:
     with database.begin() as connection:
         audit_log.add(connection, 1.0, "a", "rollout.old", "s")
-    async with site(database, settings, SharedClock()) as made:
-        made.note("rollout.new")
-        await eventually(made, 1, found.ids)
+    async with site(database, settings, SharedClock()) as replica:
+        replica.note("rollout.new")
+        await eventually(replica, 1, found.ids)
         assert found.types == ["rollout.new"]
 
 
@@ -143,57 +143,57 @@ async def test_a_receiver_that_was_down_gets_everything_in_order(database: Datab
     actions = [f"rollout.{number}" for number in range(5)]
     clock = SharedClock()
     with captured_lines() as lines:
-        async with site(database, settings, clock) as made:
-            made.note(*actions[:3])
+        async with site(database, settings, clock) as replica:
+            replica.note(*actions[:3])
 
             async with asyncio.timeout(20):
-                while made.count("failed") < 2:
-                    await made.pass_by()
-            assert "cannot be reached" in await made.problem()
-            assert made.up == 0
+                while replica.count("failed") < 2:
+                    await replica.pass_by()
+            assert "cannot be reached" in await replica.problem()
+            assert replica.up == 0
         # Another process continues, after the receiver has come back.
         with receiver(port) as found:
-            async with site(database, settings, clock) as made:
-                made.note(*actions[3:])
-                await eventually(made, 5, found.ids)
+            async with site(database, settings, clock) as replica:
+                replica.note(*actions[3:])
+                await eventually(replica, 5, found.ids)
                 assert found.types == actions
-                await until(lambda: _is_up(made))
-                await made.pass_by()
-                await until(lambda: made.up == 1)
+                await until(lambda: _is_up(replica))
+                await replica.pass_by()
+                await until(lambda: replica.up == 1)
     text = "\n".join(map(str, lines))
     assert text.count("webhook failed") == 1
     assert text.count("webhook delivers again") == 1
 
 
-async def _is_up(made: Site) -> bool:
-    return not await made.problem()
+async def _is_up(replica: Site) -> bool:
+    return not await replica.problem()
 
 
 @ON_SQLITE
 @pytest.mark.parametrize("status", [302, 404, 500])
-async def test_other_answers_are_failures_and_never_followed(made: Site, found: Receiver, status: int) -> None:
+async def test_other_answers_are_failures_and_never_followed(replica: Site, found: Receiver, status: int) -> None:
     found.status = status
-    made.note("rollout.create")
-    await eventually(made, 3, found.refused)
+    replica.note("rollout.create")
+    await eventually(replica, 3, found.refused)
     assert len(set(found.refused)) == 1
-    assert await made.problem() == f"it answered with status {status}"
+    assert await replica.problem() == f"it answered with status {status}"
     found.status = 200
-    await eventually(made, 1, found.ids)
+    await eventually(replica, 1, found.ids)
     assert found.ids == found.refused[:1]
 
 
 @ON_SQLITE
-async def test_delays_grow_and_a_message_is_skipped_after_a_day(made: Site, found: Receiver) -> None:
+async def test_delays_grow_and_a_message_is_skipped_after_a_day(replica: Site, found: Receiver) -> None:
     found.status = 400
-    made.note("rollout.poison", "rollout.next")
+    replica.note("rollout.poison", "rollout.next")
     async with asyncio.timeout(20):
-        while not made.count("skipped"):
-            await made.pass_by(600.0)
-    assert made.clock.monotonic_s() >= GIVE_UP_S
+        while not replica.count("skipped"):
+            await replica.pass_by(600.0)
+    assert replica.clock.monotonic_s() >= GIVE_UP_S
     assert len(set(found.refused)) == 1
     assert 10 < len(found.refused) < 60
     found.status = 200
-    await eventually(made, 1, found.ids, 600.0)
+    await eventually(replica, 1, found.ids, 600.0)
     assert found.types == ["rollout.next"]
 
 
@@ -207,28 +207,28 @@ async def test_replicas_share_the_work(database: Database, settings: Webhook, fo
         await until(lambda: one.count("delivered") + two.count("delivered") == 30)
 
 
-async def test_another_replica_takes_over_after_a_crash(made: Site, found: Receiver) -> None:
-    with made.database.begin() as connection:
-        assert records.claim(connection, "ops", "crashed", made.service.now_s(), 30.0) is not None
-    made.note("rollout.create")
-    await eventually(made, 1, found.ids)
+async def test_another_replica_takes_over_after_a_crash(replica: Site, found: Receiver) -> None:
+    with replica.database.begin() as connection:
+        assert records.claim(connection, "ops", "crashed", replica.service.now_s(), 30.0) is not None
+    replica.note("rollout.create")
+    await eventually(replica, 1, found.ids)
     assert found.types == ["rollout.create"]
-    assert made.service.now_s() >= 30
-    with made.database.begin() as connection:  # the crashed one was only slow
+    assert replica.service.now_s() >= 30
+    with replica.database.begin() as connection:  # the crashed one was only slow
         assert not records.release(connection, "ops", "crashed", records.Position(0))
 
 
 @ON_SQLITE
-async def test_a_test_message_is_signed_and_changes_no_state(made: Site, found: Receiver) -> None:
-    tested = await made.webhooks.test("ops")
+async def test_a_test_message_is_signed_and_changes_no_state(replica: Site, found: Receiver) -> None:
+    tested = await replica.webhooks.test("ops")
     assert (tested.name, tested.status, tested.problem, tested.remedy) == ("ops", 200, "", "")
     assert found.ids == [tested.message_id]
     (message,) = found.messages
     assert (message["type"], message["data"]["webhook"]) == ("webhook.test", "ops")
-    assert await made.webhooks.states() == [WebhookState("ops", "", delivered=False)]
-    assert made.count("delivered") == 0
+    assert await replica.webhooks.states() == [WebhookState("ops", "", delivered=False)]
+    assert replica.count("delivered") == 0
     with pytest.raises(NotFoundError, match=r"has no webhook 'shop' in its settings; it has: ops"):
-        await made.webhooks.test("shop")
+        await replica.webhooks.test("shop")
 
 
 @ON_SQLITE
@@ -241,12 +241,12 @@ async def test_a_test_message_is_signed_and_changes_no_state(made: Site, found: 
         (500, "Look into the receiver's log."),
     ],
 )
-async def test_a_failed_test_says_what_to_do(made: Site, found: Receiver, status: int, remedy: str) -> None:
+async def test_a_failed_test_says_what_to_do(replica: Site, found: Receiver, status: int, remedy: str) -> None:
     found.status = status
-    tested = await made.webhooks.test("ops")
+    tested = await replica.webhooks.test("ops")
     assert (tested.status, tested.problem) == (status, f"it answered with status {status}")
     assert tested.remedy.startswith(remedy)
-    assert await made.problem() == ""
+    assert await replica.problem() == ""
 
 
 async def _reset(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -262,8 +262,8 @@ async def test_unanswered_test_has_advice(database: Database, tmp_path: Path, mo
 
     async def tested(url: str) -> tuple[str, str]:
         settings = Webhook(url=url, secret_file=secret_file(tmp_path))
-        async with site(database, settings, SharedClock()) as made:
-            found = await made.webhooks.test("ops")
+        async with site(database, settings, SharedClock()) as replica:
+            found = await replica.webhooks.test("ops")
             assert found.status is None and "t0ken" not in f"{found.problem} {found.remedy}"
             return found.problem, found.remedy
 
@@ -278,8 +278,8 @@ async def test_unanswered_test_has_advice(database: Database, tmp_path: Path, mo
         problem, remedy = await tested(found.url)
         assert problem.startswith("it cannot be reached: its certificate is not trusted") and "SSL_CERT_FILE" in remedy
         monkeypatch.setenv("SSL_CERT_FILE", str(authority))  # the remedy
-        async with site(database, Webhook(url=found.url, secret_file=secret_file(tmp_path)), SharedClock()) as made:
-            assert (await made.webhooks.test("ops")).status == 200
+        async with site(database, Webhook(url=found.url, secret_file=secret_file(tmp_path)), SharedClock()) as replica:
+            assert (await replica.webhooks.test("ops")).status == 200
     monkeypatch.setattr("firstline_gateway.webhooks.receiver._TIMEOUT_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         problem, _ = await tested(f"http://127.0.0.1:{silent.getsockname()[1]}/")
@@ -313,7 +313,7 @@ async def test_a_lost_file_of_authorities_stops_no_webhook(
     tls, authority = server_tls(tmp_path)
     monkeypatch.setenv("SSL_CERT_FILE", str(authority))
     with receiver(tls=tls) as found:
-        async with site(database, Webhook(url=found.url, secret_file=secret_file(tmp_path)), SharedClock()) as made:
+        async with site(database, Webhook(url=found.url, secret_file=secret_file(tmp_path)), SharedClock()) as replica:
             authority.unlink()
-            made.note("rollout.create")
-            await eventually(made, 1, found.ids)
+            replica.note("rollout.create")
+            await eventually(replica, 1, found.ids)

@@ -297,7 +297,7 @@ def test_a_foreign_archive_is_refused(tmp_path: Path) -> None:
 
         return add
 
-    for change, said in (
+    for change, message in (
         (lambda members: manifest(members, format=2), "has format 2; this version of Firstline reads 1"),
         (lambda members: manifest(members, schema="9999"), "schema is 9999"),
         (lambda members: members.update(more=b""), "does not hold what its manifest lists"),
@@ -307,7 +307,7 @@ def test_a_foreign_archive_is_refused(tmp_path: Path) -> None:
     ):
         content = path.read_bytes()
         rewritten(path, change)
-        with pytest.raises(ConfigError, match=said):
+        with pytest.raises(ConfigError, match=message):
             restore(new, path)
         path.write_bytes(content)
         assert not list((tmp_path / "new").iterdir())

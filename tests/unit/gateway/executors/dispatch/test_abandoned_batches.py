@@ -44,11 +44,11 @@ async def test_an_abandoned_thread_keeps_its_slot_until_it_ends(fails: bool) -> 
     here.place(SERVED, {1: 0.01})
     there.place(SERVED, {1: 0.03})
     dispatcher = Dispatcher([here, there], clock=clock)
-    asked = asyncio.ensure_future(run_earliest(dispatcher, M, [row(2.0)], [None]))
-    while not asked.done():
+    task = asyncio.ensure_future(run_earliest(dispatcher, M, [row(2.0)], [None]))
+    while not task.done():
         await asyncio.sleep(0)
         await clock.advance(0.001)
-    assert asked.result()[0]["probabilities"].tolist() == [[4.0]]
+    assert task.result()[0]["probabilities"].tolist() == [[4.0]]
     assert here.outcomes == {"cut_off": 1}
     assert (len(here.running), here.has_room()) == (1, False)
     await clock.advance(1.0)
@@ -155,16 +155,16 @@ async def test_a_probe_that_is_answered_at_its_limit_frees_its_slot() -> None:
 
 
 async def test_an_unexpected_failure_counts_against_the_executor() -> None:
-    async with site({"one": 0.01, "other": 0.02}) as made:
-        made.executors["one"].error = ValueError("all the input array dimensions must match")
-        told = 0
+    async with site({"one": 0.01, "other": 0.02}) as cluster:
+        cluster.executors["one"].error = ValueError("all the input array dimensions must match")
+        failures = 0
         for _ in range(20):
             try:
-                await made.until(made.ask(1.0))
+                await cluster.until(cluster.ask(1.0))
             except ValueError:
-                told += 1
-        assert told == 3
-        assert made.report("one").batches["failed"] == 3
-        assert made.report("one").batches.get("cut_off", 0) == 0
-        assert made.report("one").problem.startswith("It failed")
-        made.executors["one"].error = None
+                failures += 1
+        assert failures == 3
+        assert cluster.report("one").batches["failed"] == 3
+        assert cluster.report("one").batches.get("cut_off", 0) == 0
+        assert cluster.report("one").problem.startswith("It failed")
+        cluster.executors["one"].error = None

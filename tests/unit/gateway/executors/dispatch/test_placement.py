@@ -73,8 +73,8 @@ def test_free_slots_share_a_backlog_as_in_the_documented_example(four_s: float, 
 
 
 def test_alike_slots_share_the_work() -> None:
-    known = times(0.01)
-    batches = CompletionForecast([Lane(0.02, known)] * 4, 1).of(1)
+    measured = times(0.01)
+    batches = CompletionForecast([Lane(0.02, measured)] * 4, 1).of(1)
     assert batches.done(0.08) == (pytest.approx(0.02 + 0.01 + (0.08 - 3 * 0.01) / 4), 4)
 
 

@@ -80,12 +80,12 @@ def test_the_model_gets_prepared_rows_and_its_output_is_finished_here(served: Se
     assert model.needs_thread
     rows = model.prepare(by_name(picture))
     encoded = model.encode(rows, "r", 12.5, 10.0)
-    asked = decode_request("digits", encoded.body, encoded.header_length, Origin(now_s=20.0))
-    assert (asked.inputs[0].name, asked.id) == ("pixels", "r")
-    assert np.array_equal(asked.inputs[0].array, rows["pixels"])
-    assert [(output.name, output.binary) for output in asked.outputs] == [("logits", True)]
-    assert asked.deadline_s == 22.5
-    assert (asked.full_model_digest, asked.promised) == ("", False)
+    infer_request = decode_request("digits", encoded.body, encoded.header_length, Origin(now_s=20.0))
+    assert (infer_request.inputs[0].name, infer_request.id) == ("pixels", "r")
+    assert np.array_equal(infer_request.inputs[0].array, rows["pixels"])
+    assert [(output.name, output.binary) for output in infer_request.outputs] == [("logits", True)]
+    assert infer_request.deadline_s == 22.5
+    assert (infer_request.full_model_digest, infer_request.promised) == ("", False)
     logits = np.arange(10, dtype=np.float32)[None]
     found = model.read(reply(logits), "r", rows)[PROBABILITIES]
     assert np.allclose(found, np.exp(logits) / np.exp(logits).sum(), atol=1e-6)
@@ -135,7 +135,7 @@ def test_a_bad_input_is_refused_before_it_travels(served: ServedModel) -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "error", "said"),
+    ("answer", "error", "message"),
     [
         ({"version": "2"}, ModelMismatchError, "Version 1 of 'digits' was requested, and it answered with '2'"),
         ({"model": "other"}, ModelMismatchError, "of 'other'"),
@@ -144,9 +144,9 @@ def test_a_bad_input_is_refused_before_it_travels(served: ServedModel) -> None:
     ],
 )
 def test_another_models_answer_is_an_error(
-    served: ServedModel, answer: dict[str, str], error: type[Exception], said: str
+    served: ServedModel, answer: dict[str, str], error: type[Exception], message: str
 ) -> None:
-    with pytest.raises(error, match=said):
+    with pytest.raises(error, match=message):
         made(served).read(reply(np.zeros((1, 10), np.float32), **answer), "r", ROW)
 
 
@@ -215,7 +215,7 @@ def named(part: str, **changes: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("found", "said"),
+    ("found", "message"),
     [
         (questions(ready=400), "is not ready"),
         (questions({"error": "x"}), "no 'inputs' as V2 describes them"),
@@ -225,8 +225,8 @@ def named(part: str, **changes: Any) -> dict[str, Any]:
         (questions() | {INFER: HttpReply(404, {}, b'{"error": "unknown model"}')}, "unknown model"),
     ],
 )
-def test_a_server_without_the_model_says_why(served: ServedModel, found: dict[str, HttpReply], said: str) -> None:
-    assert said in V2Model(served, RuntimeOptions(), DEFAULT_LIMITS).check(found)
+def test_a_server_without_the_model_says_why(served: ServedModel, found: dict[str, HttpReply], message: str) -> None:
+    assert message in V2Model(served, RuntimeOptions(), DEFAULT_LIMITS).check(found)
 
 
 def test_a_server_may_declare_an_output_without_a_shape(served: ServedModel) -> None:
@@ -252,8 +252,8 @@ def test_one_of_several_servers_may_fix_its_rows(served: ServedModel, part: str)
 
 
 def test_a_servers_file_digest_is_compared_with_the_bundle(served: ServedModel) -> None:
-    said = {"parameters": {"sha256": {"string_value": served.full.artefact.sha256.upper()}}}
-    assert V2Model(served, RuntimeOptions(), DEFAULT_LIMITS).check(questions(config=said)) == ""
+    config = {"parameters": {"sha256": {"string_value": served.full.artefact.sha256.upper()}}}
+    assert V2Model(served, RuntimeOptions(), DEFAULT_LIMITS).check(questions(config=config)) == ""
 
 
 def test_servers_joining_requests_get_no_row_by_row_model(served: ServedModel) -> None:

@@ -44,10 +44,10 @@ class Site:
         self.clock = SimulatedClock()
         self.servers = [FarGateway(self.clock) for _ in range(servers)]
 
-        def made(served: ServedModel) -> FirstlineModel:
+        def server_model(served: ServedModel) -> FirstlineModel:
             return model(served, DEFAULT_LIMITS)
 
-        group = ServerGroup({M: made(SERVED)}, made, Oip(**found), ThreadPoolExecutor(1), 8, self.clock)
+        group = ServerGroup({M: server_model(SERVED)}, server_model, Oip(**found), ThreadPoolExecutor(1), 8, self.clock)
         transports = {f"http://far-{number}": server for number, server in enumerate(self.servers)}
         members = open_servers(group, transports, partial(Member, name), sessions=0)
         for member in members:
@@ -119,12 +119,12 @@ async def site(
     name: str = "",
     **found: object,
 ) -> AsyncIterator[Site]:
-    made = Site(servers, model, name, **found)
-    prepare(made)
-    await made.pool.start()
-    yield made
-    assert await made.pool.close(0)
-    assert all(server.closed and not server.running for server in made.servers)
+    site = Site(servers, model, name, **found)
+    prepare(site)
+    await site.pool.start()
+    yield site
+    assert await site.pool.close(0)
+    assert all(server.closed and not server.running for server in site.servers)
 
 
 def values(outcome: Outcome) -> list[list[float]]:
@@ -348,7 +348,7 @@ async def test_a_batch_that_fails_on_all_servers_is_split_on_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "passed_on", "said", "retry_after_s"),
+    ("failure", "passed_on", "message", "retry_after_s"),
     [
         (errors.FirstlineError("It broke."), errors.InferenceError, "failed on this request: It broke.", None),
         (errors.UnauthorizedError("It has no valid key."), errors.EngineUnavailableError, "It has no valid key.", 1.0),
@@ -357,12 +357,12 @@ async def test_a_batch_that_fails_on_all_servers_is_split_on_one() -> None:
     ],
 )
 async def test_the_last_servers_error_becomes_the_requests(
-    given: errors.FirstlineError, passed_on: type[errors.FirstlineError], said: str, retry_after_s: float | None
+    failure: errors.FirstlineError, passed_on: type[errors.FirstlineError], message: str, retry_after_s: float | None
 ) -> None:
     async with site(2) as far:
-        far.fail(given)
+        far.fail(failure)
         error = await far.failure(passed_on)
-        assert said in error.message
+        assert message in error.message
         assert error.retry_after_s == retry_after_s
 
 
@@ -544,8 +544,8 @@ class Ponderous(FirstlineModel):
 
 
 async def test_processing_time_is_reported_apart_from_server_time() -> None:
-    def prepare(made: Site) -> None:
-        for server in made.servers:
+    def prepare(site: Site) -> None:
+        for server in site.servers:
             server.seconds = 5.0
 
     async with site(prepare=prepare, model=Ponderous) as far:

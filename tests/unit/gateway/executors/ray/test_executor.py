@@ -197,12 +197,12 @@ async def test_replicas_that_do_not_start_are_reported_and_retried(site: Site) -
 async def test_batches_do_not_wait_for_replicas_that_are_gone(site: Site) -> None:
     await site.up()
     site.cluster.seconds = 25.0
-    asked = asyncio.ensure_future(site.ask(1.0))
+    task = asyncio.ensure_future(site.ask(1.0))
     await asyncio.sleep(0)
     site.cluster.starts = False
     began_s = site.clock.monotonic_s()
     with pytest.raises(errors.EngineUnavailableError):
-        await asked
+        await task
     assert site.clock.monotonic_s() - began_s < 5
 
 

@@ -362,9 +362,9 @@ def test_silent_devices_abort_although_the_others_are_well() -> None:
 
     def devices(silent: int) -> list[StageDevice]:
         found = [StageDevice(period(rng, 0.0), period(rng, 0.0)) for _ in range(60)]
-        gone = Period(ModelCounts("m", 1), 0.0, silent=True)
+        no_report = Period(ModelCounts("m", 1), 0.0, silent=True)
         return [
-            StageDevice(gone if index < silent else replace(each.after or gone, silent=False), each.before)
+            StageDevice(no_report if index < silent else replace(each.after or no_report, silent=False), each.before)
             for index, each in enumerate(found)
         ]
 

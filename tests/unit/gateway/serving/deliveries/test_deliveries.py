@@ -142,13 +142,13 @@ async def test_other_content_under_the_id_is_refused(start: Start) -> None:
 async def test_repeats_that_come_at_once_run_once(start: Start) -> None:
     replica, request = start(), delivery_of(1)
     replica.gate = asyncio.Event()
-    asked = [asyncio.create_task(replica.deliver(request)) for _ in range(5)]
+    tasks = [asyncio.create_task(replica.deliver(request)) for _ in range(5)]
     await until(lambda: bool(replica.runs))
     with pytest.raises(ReusedRequestIdError):
         await replica.deliver(replace(request, version="4"))
-    asked[0].cancel()  # its client left; the others are answered all the same
+    tasks[0].cancel()  # its client left; the others are answered all the same
     replica.gate.set()
-    _, *others = await asyncio.gather(*asked, return_exceptions=True)
+    _, *others = await asyncio.gather(*tasks, return_exceptions=True)
     assert all(isinstance(one, InferResponse) for one in others)
     assert len(replica.runs) == replica.count() == 1
 
@@ -156,9 +156,9 @@ async def test_repeats_that_come_at_once_run_once(start: Start) -> None:
 async def test_what_its_client_no_longer_waits_for_is_recorded(start: Start) -> None:
     replica, request = start(), delivery_of(1)
     replica.gate = asyncio.Event()
-    asked = asyncio.create_task(replica.deliver(request))
+    task = asyncio.create_task(replica.deliver(request))
     await until(lambda: bool(replica.runs))
-    asked.cancel()
+    task.cancel()
     replica.gate.set()
     await until(lambda: replica.count() > 0)
     await replica.deliver(request)
@@ -168,12 +168,12 @@ async def test_what_its_client_no_longer_waits_for_is_recorded(start: Start) -> 
 async def test_first_replica_that_commits_a_request_has_answered_it(start: Start) -> None:
     slow, fast, request = start(), start(), delivery_of(1)
     slow.gate = asyncio.Event()
-    asked = asyncio.create_task(slow.deliver(request))
+    task = asyncio.create_task(slow.deliver(request))
     await until(lambda: bool(slow.runs))
     fast.columns = 3  # to tell its answer apart
     first = await fast.deliver(request)
     slow.gate.set()
-    assert same(await asked, first)
+    assert same(await task, first)
     assert slow.count() == 1
     assert (fast.counted("recorded"), slow.counted("recorded"), slow.counted("repeated")) == (1, 0, 1)
 

@@ -248,19 +248,19 @@ async def test_other_bounds_apply_to_new_requests() -> None:
 
 async def test_requests_of_one_turn_wait_only_for_slots_that_are_taken() -> None:
     cold = Bench()
-    asked = [asyncio.create_task(cold.batcher.submit(M, request_of(1, deadline_s=50.0))) for _ in range(4)]
+    tasks = [asyncio.create_task(cold.batcher.submit(M, request_of(1, deadline_s=50.0))) for _ in range(4)]
     await settle()
     # Nothing is known of the model: one runs, and one with a deadline may wait.
-    assert [isinstance(task.done() and task.exception(), QueueFullError) for task in asked] == [
+    assert [isinstance(task.done() and task.exception(), QueueFullError) for task in tasks] == [
         False,
         False,
         True,
         True,
     ]
     short = Bench(slots=4, rows=1, requests=4)
-    asked = [asyncio.create_task(short.batcher.submit(key, request_of(1))) for key in [M] * 9 + [N] * 5]
+    tasks = [asyncio.create_task(short.batcher.submit(key, request_of(1))) for key in [M] * 9 + [N] * 5]
     await settle()
-    refused = [isinstance(task.done() and task.exception(), QueueFullError) for task in asked]
+    refused = [isinstance(task.done() and task.exception(), QueueFullError) for task in tasks]
     assert refused == [*[False] * 8, True, *[False] * 4, True]  # four run, and four wait for each model
 
 

@@ -93,8 +93,8 @@ class Bench:
 
     async def ask(self) -> None:
         """Asks once; a batch in a thread ends at once."""
-        asked = asyncio.create_task(self.batcher.submit(M, request_of(1.0)))
-        while not asked.done():
+        task = asyncio.create_task(self.batcher.submit(M, request_of(1.0)))
+        while not task.done():
             if self.executor.held:
                 self.executor.release()
             await asyncio.sleep(0)
@@ -112,17 +112,17 @@ def bench() -> Bench:
 
 
 async def test_a_lone_request_is_answered_within_the_turn_of_the_loop(bench: Bench) -> None:
-    asked = asyncio.create_task(bench.batcher.submit(M, request_of(3.0)))
+    task = asyncio.create_task(bench.batcher.submit(M, request_of(3.0)))
     await asyncio.sleep(0)  # it asks
     await asyncio.sleep(0)  # and runs
     assert bench.executor.here == [(M, [3.0])]
-    assert (await asked)["probabilities"].tolist() == [[6.0]]
+    assert (await task)["probabilities"].tolist() == [[6.0]]
 
 
 async def test_requests_of_one_turn_are_one_batch_per_model() -> None:
     bench = Bench({M: {1: 20e-6}, N: {1: 20e-6}})
-    asked = [bench.batcher.submit(key, request_of(value)) for value, key in ((1.0, M), (2.0, N), (3.0, M))]
-    answers = await asyncio.gather(*asked)
+    submitted = [bench.batcher.submit(key, request_of(value)) for value, key in ((1.0, M), (2.0, N), (3.0, M))]
+    answers = await asyncio.gather(*submitted)
     assert bench.executor.here == [(M, [1.0, 3.0]), (N, [2.0])]
     assert [answer["probabilities"].tolist() for answer in answers] == [[[2.0]], [[4.0]], [[6.0]]]
 
@@ -150,17 +150,17 @@ async def test_a_wrong_request_fails_alone(bench: Bench) -> None:
 async def test_models_that_are_large_or_were_not_measured_go_to_the_threads() -> None:
     for measured in ({M: {1: 0.013}}, {}):
         bench = Bench(measured)
-        asked = asyncio.create_task(bench.batcher.submit(M, request_of(1.0)))
+        task = asyncio.create_task(bench.batcher.submit(M, request_of(1.0)))
         await until(lambda bench=bench: bench.executor.held)
         bench.executor.release()
-        await asked
+        await task
         assert bench.executor.here == []
 
 
 async def test_batches_of_a_large_model_are_sized_from_its_loading_on() -> None:
     bench = Bench({M: {1: 0.013, 2: 0.026}})
-    asked = [asyncio.create_task(bench.batcher.submit(M, request_of(float(value)))) for value in range(8)]
-    while not all(task.done() for task in asked):
+    tasks = [asyncio.create_task(bench.batcher.submit(M, request_of(float(value)))) for value in range(8)]
+    while not all(task.done() for task in tasks):
         if bench.executor.held:
             bench.executor.release()
         await asyncio.sleep(0)
@@ -169,17 +169,17 @@ async def test_batches_of_a_large_model_are_sized_from_its_loading_on() -> None:
 
 async def test_more_than_may_wait_on_the_loop_queues_for_the_threads() -> None:
     bench = Bench({M: {1: 900e-6}})
-    asked = [asyncio.create_task(bench.batcher.submit(M, request_of(1.0))) for _ in range(20)]
+    tasks = [asyncio.create_task(bench.batcher.submit(M, request_of(1.0))) for _ in range(20)]
     await asyncio.sleep(0)
     assert bench.batcher.depth == 20
     await asyncio.sleep(0)
     assert sum(len(rows) for _, rows in bench.executor.here) == int(WAITING_S / 900e-6)
     assert bench.batcher.depth < 20 - int(WAITING_S / 900e-6)
-    while bench.executor.held or not all(task.done() for task in asked):
+    while bench.executor.held or not all(task.done() for task in tasks):
         if bench.executor.held:
             bench.executor.release()
         await asyncio.sleep(0)
-    assert [task.result()["probabilities"].tolist() for task in asked] == [[[2.0]]] * 20
+    assert [task.result()["probabilities"].tolist() for task in tasks] == [[[2.0]]] * 20
 
 
 async def test_other_work_of_the_loop_has_its_turn_between_batches() -> None:
@@ -194,17 +194,17 @@ async def test_other_work_of_the_loop_has_its_turn_between_batches() -> None:
             ran_before.append(len(bench.executor.here))
             await asyncio.sleep(0)
 
-    asked = [asyncio.create_task(bench.batcher.submit(key, request_of(1.0))) for key in keys]
-    await asyncio.gather(others(), *asked)
+    tasks = [asyncio.create_task(bench.batcher.submit(key, request_of(1.0))) for key in keys]
+    await asyncio.gather(others(), *tasks)
     steps = [after - before for before, after in zip(ran_before, [*ran_before[1:], len(keys)], strict=True)]
     assert max(steps) <= 2
 
 
 async def test_a_late_request_is_refused(bench: Bench) -> None:
     bench.executor.takes_s = 0.5
-    asked = bench.batcher.submit(M, request_of(1.0, deadline_s=bench.clock.monotonic_s() + 0.1))
+    submitted = bench.batcher.submit(M, request_of(1.0, deadline_s=bench.clock.monotonic_s() + 0.1))
     with pytest.raises(DeadlineExceededError):
-        await asked
+        await submitted
     assert bench.late == 1
 
 
@@ -224,10 +224,10 @@ async def test_slow_model_leaves_the_loop_and_is_retried_later(bench: Bench) -> 
 async def test_a_batch_that_blocks_the_loop_is_the_last_for_a_while(bench: Bench) -> None:
     bench.executor.takes_s = 0.5
     await bench.batcher.submit(M, request_of(1.0))
-    asked = asyncio.create_task(bench.batcher.submit(M, request_of(1.0)))
+    task = asyncio.create_task(bench.batcher.submit(M, request_of(1.0)))
     await until(lambda: bench.executor.held)
     bench.executor.release()
-    await asked
+    await task
     assert len(bench.executor.here) == 1
 
 
@@ -237,19 +237,19 @@ async def test_an_audit_gives_way_on_the_loop_too() -> None:
     alone = asyncio.create_task(bench.batcher.submit(M, request_of(1.0, audit=note)))
     assert (await alone)["probabilities"].tolist() == [[2.0]]
     assert len(bench.executor.here) == 1
-    asked = [asyncio.create_task(bench.batcher.submit(M, request_of(2.0, audit=audit))) for audit in (None, note)]
+    tasks = [asyncio.create_task(bench.batcher.submit(M, request_of(2.0, audit=audit))) for audit in (None, note)]
     await until(lambda: bench.executor.held)
     assert bench.executor.here[1:] == [(M, [2.0])]
     bench.executor.release()
-    await asyncio.gather(*asked)
+    await asyncio.gather(*tasks)
 
 
 async def test_a_caller_that_leaves_takes_its_request_along(bench: Bench) -> None:
-    asked = asyncio.create_task(bench.batcher.submit(M, request_of(1.0)))
+    task = asyncio.create_task(bench.batcher.submit(M, request_of(1.0)))
     await asyncio.sleep(0)
-    asked.cancel()
+    task.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await asked
+        await task
     assert bench.executor.here == []
 
 
@@ -262,11 +262,11 @@ async def test_an_unexpected_error_reaches_its_requests() -> None:
 
 
 async def test_abandon_answers_waiting_requests(bench: Bench) -> None:
-    asked = asyncio.create_task(bench.batcher.submit(M, request_of(1.0)))
+    task = asyncio.create_task(bench.batcher.submit(M, request_of(1.0)))
     await asyncio.sleep(0)
     bench.batcher.abandon(NotReadyError("ends"))
     with pytest.raises(NotReadyError):
-        await asked
+        await task
 
 
 async def test_while_requests_come_one_at_a_time_each_runs_at_once(bench: Bench) -> None:

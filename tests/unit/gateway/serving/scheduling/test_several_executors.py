@@ -252,8 +252,8 @@ async def test_a_model_without_executor_is_refused_although_others_wait() -> Non
     for member in bench.members:
         member.displace(OTHER.key)
     running = [await bench.submit()]
-    gone = await bench.submit(2.0, OTHER)
-    assert isinstance(gone.exception(), errors.EngineUnavailableError)
+    refused = await bench.submit(2.0, OTHER)
+    assert isinstance(refused.exception(), errors.EngineUnavailableError)
     await bench.until(*running)
 
 
@@ -322,9 +322,9 @@ async def test_admission_cost_does_not_grow_with_models_that_nothing_waits_for(m
         for member in bench.members:
             member.place(replace(SERVED, key=ModelKey(f"k{number}", 1)), member.profiled(SERVED))
     tasks = [await bench.submit() for _ in range(3)]
-    asked = Counted(monkeypatch, Member, "problem_with")
+    checks = Counted(monkeypatch, Member, "problem_with")
     tasks.append(await bench.submit())
-    assert asked.calls < 30
+    assert checks.calls < 30
     await bench.until(*tasks)
 
 
