@@ -200,11 +200,11 @@ def test_more_load_gives_a_cheaper_rung(
     )
 )
 def test_each_rung_is_faster_and_cheaper_than_those_above(rungs: list[Rung]) -> None:
-    kept = build_ladder(rungs)
-    assert max(rung.merit for rung in rungs) == kept[0].merit
-    assert min(rung.row_ms for rung in rungs) == kept[-1].row_ms or any(rung.energy_mj is not None for rung in rungs)
-    for at, rung in enumerate(kept):
-        for better in kept[:at]:
+    ladder = build_ladder(rungs)
+    assert max(rung.merit for rung in rungs) == ladder[0].merit
+    assert min(rung.row_ms for rung in rungs) == ladder[-1].row_ms or any(rung.energy_mj is not None for rung in rungs)
+    for at, rung in enumerate(ladder):
+        for better in ladder[:at]:
             assert rung.merit <= better.merit
             assert rung.row_ms < better.row_ms
             if rung.energy_mj is not None and better.energy_mj is not None:

@@ -66,26 +66,26 @@ async def play(plan: list[object], slots: int) -> None:
     bounds = Bounds(requests=4, size_bytes=80, seconds=20.0, batch_rows=MAX_ROWS)
     batcher = Batcher(pool_of(executor, *KEYS, clock=clock), clock=clock, bounds=bounds)
     due: dict[float, float | None] = {}
-    asked: list[tuple[Submit, list[float], asyncio.Task[Arrays]]] = []
+    submissions: list[tuple[Submit, list[float], asyncio.Task[Arrays]]] = []
     for step in plan:
         if isinstance(step, Submit):
             sign = -1 if step.bad else 1
-            values = [sign * (len(asked) * 10.0 + row + 1) for row in range(step.rows)]
+            values = [sign * (len(submissions) * 10.0 + row + 1) for row in range(step.rows)]
             deadline_s = None if step.patience_s is None else clock.monotonic_s() + step.patience_s
             due[values[0]] = deadline_s
             submitted = batcher.submit(KEYS[step.key], request_of(*values, deadline_s=deadline_s))
-            asked.append((step, values, asyncio.create_task(submitted)))
+            submissions.append((step, values, asyncio.create_task(submitted)))
         elif isinstance(step, Release) and executor.held:
             executor.release(step.position % executor.held)
-        elif isinstance(step, Leave) and asked:
-            asked[step.position % len(asked)][2].cancel()
+        elif isinstance(step, Leave) and submissions:
+            submissions[step.position % len(submissions)][2].cancel()
         elif isinstance(step, Advance):
             await clock.advance(step.seconds)
         await settle()
         assert executor.running == executor.held <= slots
         assert executor.running == slots or batcher.depth == 0  # nothing waits while a session is free
-        assert clock.sleepers <= sum(not task.done() for _, _, task in asked)  # what is answered is not timed
-        for _, values, task in asked:
+        assert clock.sleepers <= sum(not task.done() for _, _, task in submissions)  # what is answered is not timed
+        for _, values, task in submissions:
             due_s = due[values[0]]
             overdue = due_s is not None and due_s <= clock.monotonic_s()
             assert task.done() or not overdue  # no request waits past the deadline
@@ -94,7 +94,7 @@ async def play(plan: list[object], slots: int) -> None:
         await settle()
 
     assert batcher.depth == 0
-    for step, values, task in asked:
+    for step, values, task in submissions:
         assert task.done()
         if task.cancelled():
             continue

@@ -71,9 +71,9 @@ def test_higher_values_are_preferred(
 ) -> None:
     def account_after(stream: list[tuple[float, ...]]) -> tuple[Account, float]:
         account, now_s = Account({"money": Meter(Budget(60.0, HOUR_S), Ledger())}), START_S
-        for wait_s, value, price, wanted in stream:
+        for wait_s, value, price, is_demanded in stream:
             now_s += wait_s
-            if account.decide(value, Cost(money=price), now_s, demanded=bool(wanted)) is None:
+            if account.decide(value, Cost(money=price), now_s, demanded=bool(is_demanded)) is None:
                 account.take(Cost(money=price), now_s)
         return account, now_s
 

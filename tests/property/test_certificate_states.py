@@ -34,29 +34,29 @@ ON_ALARM: st.SearchStrategy[Literal["tighten", "escalate"]] = st.sampled_from(("
 
 @contextmanager
 def scene_in(folder: Path, on_alarm: Literal["tighten", "escalate"]) -> Iterator[Scene]:
-    made = Scene(
+    scene = Scene(
         clock=SimulatedClock(),
         certified=CERTIFIED,
         folder=folder,
         audit=AuditSection(per_hour=0.0, on_alarm=on_alarm, escalations_per_hour=8.0),
     )
     try:
-        yield made
+        yield scene
     finally:
-        made.samples.close()
-        made.workers.close()
+        scene.samples.close()
+        scene.workers.close()
 
 
 @given(EVENTS, ON_ALARM, st.lists(SCORES, min_size=1, max_size=4, unique=True))
 @settings(max_examples=60, deadline=None)
 def test_thresholds_only_tighten(
-    events: list[tuple[str, float, int, float]], on_alarm: Literal["tighten", "escalate"], asked: list[float]
+    events: list[tuple[str, float, int, float]], on_alarm: Literal["tighten", "escalate"], values: list[float]
 ) -> None:
-    asyncio.run(_only_tightens(events, on_alarm, asked))
+    asyncio.run(_only_tightens(events, on_alarm, values))
 
 
 async def _only_tightens(
-    events: list[tuple[str, float, int, float]], on_alarm: Literal["tighten", "escalate"], asked: list[float]
+    events: list[tuple[str, float, int, float]], on_alarm: Literal["tighten", "escalate"], values: list[float]
 ) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -65,7 +65,7 @@ async def _only_tightens(
         while True:
             with scene_in(folder, on_alarm) as scene:
                 monitored = scene.monitored
-                await scene.infer(*asked)  # all of them are in the cache from here on
+                await scene.infer(*values)  # all of them are in the cache from here on
                 while remaining and remaining[0][0] != "restart":
                     kind, first, second, propensity = remaining.pop(0)
                     if kind == "audit":
@@ -89,11 +89,11 @@ async def _only_tightens(
                 assert scene.certificates.of(scene.held).is_void == alarmed
                 assert monitored.threshold == threshold
                 assert scene.certificates.level(monitored) <= level
-                for value in asked:
+                for value in values:
                     answer = answer_of(await scene.infer(value))
-                    kept = answer.model_digest == scene.echo.digest
-                    assert answer.certified == (not alarmed if kept else True)
-                    if kept and (answer.confidence or 0.0) < threshold:
+                    by_edge = answer.model_digest == scene.echo.digest
+                    assert answer.certified == (not alarmed if by_edge else True)
+                    if by_edge and (answer.confidence or 0.0) < threshold:
                         assert answer.reason is Reason.BUDGET
                 await scene.certificates.close()
             if not remaining:

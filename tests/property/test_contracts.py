@@ -54,26 +54,26 @@ def test_no_audit_counts_twice(repository: Repository, steps: list[tuple[str, st
     clock = SimulatedClock()
     with TemporaryDirectory() as folder:
 
-        def opened(kept: OpenStore) -> ContractMonitor:
+        def opened(store: OpenStore) -> ContractMonitor:
             return ContractMonitor(
-                kept.store,
+                store.store,
                 repository,
                 SETTINGS,
                 metrics=RequestMetrics("gateway"),
                 clock=clock,
-                service=ServiceClock(kept.database, clock),
+                service=ServiceClock(store.database, clock),
             )
 
-        kept = OpenStore(sqlite_store(Path(folder, "restarted")))
+        store = OpenStore(sqlite_store(Path(folder, "restarted")))
         steadily = OpenStore(sqlite_store(Path(folder, "steady")))
-        restarted, steady = opened(kept), opened(steadily)
+        restarted, steady = opened(store), opened(steadily)
         expected: dict[float, audit.AuditState] = {}
         counted: list[tuple[str, str]] = []
         for step in steps:
             if step is None:
-                kept.close()
-                kept = OpenStore(sqlite_store(Path(folder, "restarted")))
-                restarted = opened(kept)
+                store.close()
+                store = OpenStore(sqlite_store(Path(folder, "restarted")))
+                restarted = opened(store)
                 continue
             principal, request_id, label, propensity, threshold = step
             note = note_of(served, propensity=propensity, threshold=threshold)
@@ -92,5 +92,5 @@ def test_no_audit_counts_twice(repository: Repository, steps: list[tuple[str, st
         assert not any(principal.startswith("application") for principal, _ in counted)
         assert states(steady) == expected
         assert expected.keys() <= {THRESHOLD}
-        kept.close()
+        store.close()
         steadily.close()

@@ -80,9 +80,9 @@ def test_equal_executors_share_equally() -> None:
 
 @given(st.lists(st.tuples(st.floats(0, 100), st.floats(0, 50)), max_size=60))
 @example([(0.0, 1.0)] * 20)
-def test_probes_stay_within_their_share(asked: list[tuple[float, float]]) -> None:
+def test_probes_stay_within_their_share(requests: list[tuple[float, float]]) -> None:
     copies, now_s, taken_s, longest_s = ProbeBudget(), 0.0, 0.0, 0.0
-    for pause_s, seconds in asked:
+    for pause_s, seconds in requests:
         now_s += pause_s
         if copies.may(now_s):
             now_s += seconds

@@ -51,8 +51,8 @@ class Enrolment(RuleBasedStateMachine):
     def invite(self, device: str) -> None:
         secret = f"secret {next(self.serials)}"
         with self.database.begin() as on:
-            kept = [(device, enrolment.secret_hash(secret))]
-            enrolment.invite(on, kept, by="x", now_s=self.now_s, expires_s=self.now_s + LIFETIME_S)
+            invitations = [(device, enrolment.secret_hash(secret))]
+            enrolment.invite(on, invitations, by="x", now_s=self.now_s, expires_s=self.now_s + LIFETIME_S)
         if device in self.open_tokens:
             self.spent.add(self.open_tokens[device])
         self.open_tokens[device] = secret
@@ -105,9 +105,9 @@ class Enrolment(RuleBasedStateMachine):
             self.revoked.add(device)
         if device in self.open_tokens:
             self.spent.add(self.open_tokens.pop(device))
-        gone = {secret for secret, found in self.used_tokens.items() if found[0] == device}
-        self.spent |= gone
-        self.used_tokens = {secret: found for secret, found in self.used_tokens.items() if secret not in gone}
+        secrets = {secret for secret, found in self.used_tokens.items() if found[0] == device}
+        self.spent |= secrets
+        self.used_tokens = {secret: found for secret, found in self.used_tokens.items() if secret not in secrets}
         self.valid = {serial: owner for serial, owner in self.valid.items() if owner != device}
 
     @rule(replica=st.sampled_from([0, 1]))

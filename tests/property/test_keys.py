@@ -92,10 +92,10 @@ COLUMNS: Any = st.dictionaries(
 
 def columns(of: dict[str, list[int]]) -> dict[str, Any]:
     """Inputs of three rows, in the order of their names as a manifest has them; c is text."""
-    made = {name: np.array(values, np.int64)[:, None] for name, values in sorted(of.items()) if name != "c"}
+    arrays = {name: np.array(values, np.int64)[:, None] for name, values in sorted(of.items()) if name != "c"}
     if "c" in of:
-        made["c"] = np.array([b"x" * value for value in of["c"]], np.object_)
-    return made
+        arrays["c"] = np.array([b"x" * value for value in of["c"]], np.object_)
+    return arrays
 
 
 @given(COLUMNS, COLUMNS, st.sets(st.sampled_from(["a", "b", "c"]), min_size=1))

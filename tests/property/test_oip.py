@@ -129,8 +129,8 @@ def test_edge_outputs_of_an_audit_survive_a_round_trip(data: st.DataObject, note
 @given(st.data(), st.booleans())
 def test_responses_survive_a_round_trip(data: st.DataObject, binary: bool) -> None:
     outputs = data.draw(tensor_lists(binary, None))
-    asked = InferRequest("m", outputs, REQUEST_ID, binary_output=binary)
-    encoded = encode_response(asked, InferResponse("m", "1", outputs, id="x"))
+    infer_request = InferRequest("m", outputs, REQUEST_ID, binary_output=binary)
+    encoded = encode_response(infer_request, InferResponse("m", "1", outputs, id="x"))
     got = decode_response(encoded.body, encoded.header_length)
     assert (got.model, got.version, got.id, same(got.outputs, outputs)) == ("m", "1", "x", True)
 
@@ -138,15 +138,15 @@ def test_responses_survive_a_round_trip(data: st.DataObject, binary: bool) -> No
 @given(st.data())
 def test_outputs_are_encoded_separately(data: st.DataObject) -> None:
     outputs = data.draw(tensor_lists(binary=False, first=None))
-    wanted = tuple(
+    requested = tuple(
         RequestedOutput(tensor.name, data.draw(st.sampled_from((None, True, False))))
         for tensor in data.draw(st.permutations(outputs))
     )
-    asked = InferRequest("m", outputs, REQUEST_ID, outputs=wanted, binary_output=data.draw(st.booleans()))
-    encoded = encode_response(asked, InferResponse("m", "1", outputs))
+    infer_request = InferRequest("m", outputs, REQUEST_ID, outputs=requested, binary_output=data.draw(st.booleans()))
+    encoded = encode_response(infer_request, InferResponse("m", "1", outputs))
     by_name = {tensor.name: tensor for tensor in outputs}
     got = decode_response(encoded.body, encoded.header_length).outputs
-    assert same(got, tuple(by_name[output.name] for output in wanted))
+    assert same(got, tuple(by_name[output.name] for output in requested))
 
 
 @given(st.data(), st.integers(1, 3))

@@ -53,21 +53,21 @@ payloads = st.integers(0, 1 << 30)
     st.lists(payloads, min_size=2, max_size=5),
     shares,
 )
-def test_predictions_are_monotone_in_size(seen: list[tuple[int, int, float]], asked: list[int], share: float) -> None:
+def test_predictions_are_monotone_in_size(seen: list[tuple[int, int, float]], sizes: list[int], share: float) -> None:
     found = TimesBySize()
     for count, (size_bytes, ahead_bytes, seconds) in enumerate(seen):
         found.add(size_bytes, seconds, float(count), ahead_bytes=ahead_bytes)
-    for less, more in pairwise(sorted(asked)):
+    for less, more in pairwise(sorted(sizes)):
         assert (found.quantile(less, share) or 0) <= (found.quantile(more, share) or 0)
         assert (found.quantile(7, share, less) or 0) <= (found.quantile(7, share, more) or 0)
 
 
 @given(observations, st.lists(shares, min_size=2, max_size=5))
-def test_a_larger_share_takes_no_less(seen: list[tuple[float, float, bool]], asked: list[float]) -> None:
+def test_a_larger_share_takes_no_less(seen: list[tuple[float, float, bool]], shares: list[float]) -> None:
     found = DecayedQuantiles()
     for seconds, now_s, censored in seen:
         found.add(seconds, now_s, censored=censored)
-    got = [found.quantile(share) or 0.0 for share in sorted(asked)]
+    got = [found.quantile(share) or 0.0 for share in sorted(shares)]
     assert all(less <= more for less, more in pairwise(got))
 
 

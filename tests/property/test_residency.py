@@ -118,14 +118,14 @@ class Machine(RuleBasedStateMachine):
         served_now = key in self.room.repository.models
 
         async def all_ask() -> list[Any]:
-            asked = [asyncio.ensure_future(residency.loaded(key, 1e9)) for _ in range(together)]
+            tasks = [asyncio.ensure_future(residency.loaded(key, 1e9)) for _ in range(together)]
             if self.full and not was_there and served_now:  # no model is unloaded: the deadline ends the wait
-                while not residency.memory.places[key].waiting and not all(task.done() for task in asked):  # noqa: ASYNC110
+                while not residency.memory.places[key].waiting and not all(task.done() for task in tasks):  # noqa: ASYNC110
                     await asyncio.sleep(0.0005)
-                for task in asked:
+                for task in tasks:
                     task.cancel()
-            await settled(*asked)
-            return await asyncio.gather(*asked, return_exceptions=True)
+            await settled(*tasks)
+            return await asyncio.gather(*tasks, return_exceptions=True)
 
         found = self.run(all_ask())
         for each in found:
@@ -207,10 +207,10 @@ async def room() -> AsyncIterator[Room]:
 
 async def test_waiting_requests_share_one_load(room: Room) -> None:
     room.gate.clear()
-    asked = [asyncio.create_task(room.residency.loaded(ModelKey("m0", 1), None)) for _ in range(20)]
+    tasks = [asyncio.create_task(room.residency.loaded(ModelKey("m0", 1), None)) for _ in range(20)]
     await asyncio.sleep(0)
     room.gate.set()
-    await settled(*asked)
+    await settled(*tasks)
     assert room.loads == 1
     assert room.residency.memory.places[ModelKey("m0", 1)].holders == 20
 
@@ -231,9 +231,9 @@ async def test_the_least_recently_used_model_is_evicted_unless_held(room: Room) 
     places = [await residency.loaded(ModelKey(name, 1), None) for name in ("m0", "m1", "m2")]
     residency.memory.release(places[1])
     residency.memory.release(places[0])
-    held = residency.memory.hold(ModelKey("m1", 1))  # used after m0
-    assert held is not None
-    residency.memory.release(held)
+    place = residency.memory.hold(ModelKey("m1", 1))  # used after m0
+    assert place is not None
+    residency.memory.release(place)
     await residency.loaded(ModelKey("m3", 1), None)
     assert {key.name for key in residency.memory.resident} == {"m1", "m2", "m3"}
     waiting = [asyncio.create_task(residency.loaded(ModelKey(name, 1), 5.0)) for name in ("m4", "m5")]

@@ -146,8 +146,8 @@ def test_priorities_order_answers_and_the_lowest_is_answered() -> None:
     high = poisson(1, 80, 5.0, priority=1, timeout_s=0.3)
     low = poisson(2, 80, 5.0, priority=3, timeout_s=0.3)
     _, ended = played(together(high, low))
-    kept = {level: [each for each in ended if each.asked.priority == level] for level in (1, 3)}
-    answered = {level: sum(not each.refused for each in found) / len(found) for level, found in kept.items()}
+    by_level = {level: [each for each in ended if each.asked.priority == level] for level in (1, 3)}
+    answered = {level: sum(not each.refused for each in found) / len(found) for level, found in by_level.items()}
     assert answered[1] > 0.9
     assert 0.1 < answered[3] < answered[1]
     assert not any(each.late for each in ended)

@@ -47,32 +47,32 @@ async def lived(folder: Path, bundles: list[Path], seed: int, patch: pytest.Monk
     device.start()
     good = {1}
     for bundle in bundles:
-        wanted = registry.add(bundle, f"r{bundle.name}")
+        desired = registry.add(bundle, f"r{bundle.name}")
         bad = rng.random() < 0.3
-        device.breaks = {wanted.version} if bad else set()
+        device.breaks = {desired.version} if bad else set()
         registry.cuts = rng.choice((0.0, 0.2))
-        good |= {wanted.version}
+        good |= {desired.version}
         # Before it is killed for the last time it never runs for longer than this number of operations of the disk.
         for _ in range(rng.randint(0, 4)):
             with cut_after(rng.randint(0, 60), patch):
                 try:
                     device.start()
-                    device.updater.receive([wanted])
+                    device.updater.receive([desired])
                     assert device.version in good
                     await device.run()
                 except Cut:
                     pass
         device.start()
         assert device.version in good
-        device.updater.receive([wanted])
+        device.updater.receive([desired])
         await device.run()
         record = device.installed.record
         assert record.state in ENDED and not device.installed.in_trial
         if bad:
             assert record.state in (UpdateState.REJECTED, UpdateState.ROLLED_BACK)
-            assert device.version != wanted.version
+            assert device.version != desired.version
         if record.state is UpdateState.COMMITTED:
-            assert device.version == wanted.version
+            assert device.version == desired.version
         device.start()
         assert device.version in good
 
@@ -93,18 +93,18 @@ async def test_a_kill_after_any_step_leaves_a_valid_bundle(
         registry, clock = Registry(random.Random(0)), HastyClock()
         device = Device(tmp_path / str(operations), registry, clock)
         bundle_at(device.setup, 1)
-        wanted = registry.add(bundles[0])
+        desired = registry.add(bundles[0])
         cut = False
         with cut_after(operations, monkeypatch):
             try:
                 device.start()
-                device.updater.receive([wanted])
+                device.updater.receive([desired])
                 await device.run()
             except Cut:
                 cut = True
         device.start()
         assert device.version in (1, 2)
-        device.updater.receive([wanted])
+        device.updater.receive([desired])
         await device.run()
         assert device.installed.record.state is UpdateState.COMMITTED and device.version == 2
         if not cut:

@@ -26,9 +26,9 @@ def test_every_part_was_measured_and_nothing_else() -> None:
 
 
 def test_figures_of_predictions_follow_from_what_was_measured() -> None:
-    said = json.loads(told())
-    rows = [row for row in said["figures"] if row["figure"].startswith("prediction: ")]
-    records = msgspec.convert(said["prediction"], dict[str, list[prediction.Trial]])
+    report = json.loads(told())
+    rows = [row for row in report["figures"] if row["figure"].startswith("prediction: ")]
+    records = msgspec.convert(report["prediction"], dict[str, list[prediction.Trial]])
     found = [figure._asdict() for figure in figures.named("prediction", prediction.figures(records))]
     assert [row["figure"] for row in rows] == [row["figure"] for row in found]
     for row, again in zip(rows, found, strict=True):

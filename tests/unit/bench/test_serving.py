@@ -62,20 +62,20 @@ def test_peers_are_compared_at_their_best_and_failures_named() -> None:
         sample("MLServer", text, rate_per_s=100),
         sample("MLServer, unbatched", text, rate_per_s=280),
     ]
-    told = {figure.figure: figure for figure in compare_peers.figures(found, {"MLServer": "ended with 1"})}
-    assert told["gateway, S binary, 32 in flight: rate / pytriton's best"].value == 2
-    assert told["gateway, S binary, 32 in flight: rate / MLServer's best"].value == 2.5
-    assert told["gateway, S binary, 32 in flight: rate / MLServer's best"].holds is False
-    assert "MLServer could not be measured: ended with 1" in told
+    figures = {figure.figure: figure for figure in compare_peers.figures(found, {"MLServer": "ended with 1"})}
+    assert figures["gateway, S binary, 32 in flight: rate / pytriton's best"].value == 2
+    assert figures["gateway, S binary, 32 in flight: rate / MLServer's best"].value == 2.5
+    assert figures["gateway, S binary, 32 in flight: rate / MLServer's best"].holds is False
+    assert "MLServer could not be measured: ended with 1" in figures
 
 
 def test_bodies_say_the_same_in_both_forms() -> None:
-    given = rows(S)
-    binary, text = bodies.v2_binary(given), bodies.v2_json(given)
+    array = rows(S)
+    binary, text = bodies.v2_binary(array), bodies.v2_json(array)
     length = int(binary.headers["Inference-Header-Content-Length"])
     assert json.loads(binary.content[:length])["inputs"][0]["shape"] == [1, 64]
-    assert np.array_equal(np.frombuffer(binary.content[length:], np.float32), given.ravel())
-    assert np.array_equal(np.array(json.loads(text.content)["inputs"][0]["data"], np.float32), given.ravel())
+    assert np.array_equal(np.frombuffer(binary.content[length:], np.float32), array.ravel())
+    assert np.array_equal(np.array(json.loads(text.content)["inputs"][0]["data"], np.float32), array.ravel())
     assert len(bodies.v2_json(rows(M)).content) == 961_781
 
 

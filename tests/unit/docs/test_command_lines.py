@@ -145,8 +145,8 @@ def faults(name: str) -> Iterator[str]:
 @cache
 def said(program: str, *arguments: str) -> tuple[int, str]:
     """The exit code, and what the program says."""
-    heard = io.StringIO()
-    with contextlib.redirect_stderr(heard), contextlib.redirect_stdout(heard):
+    output = io.StringIO()
+    with contextlib.redirect_stderr(output), contextlib.redirect_stdout(output):
         try:
             if program == "edge-agent":
                 parse(arguments)
@@ -155,8 +155,8 @@ def said(program: str, *arguments: str) -> tuple[int, str]:
             else:
                 _firstline(list(arguments))
         except SystemExit as end:
-            return int(end.code or 0), heard.getvalue()
-    return 0, heard.getvalue()
+            return int(end.code or 0), output.getvalue()
+    return 0, output.getvalue()
 
 
 @cache

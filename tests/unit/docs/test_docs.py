@@ -66,9 +66,9 @@ def test_no_unknown_reason_is_explained() -> None:
 
 
 def test_every_error_has_its_status() -> None:
-    said = re.findall(r"^\| `(\w+)` \| (\d+) \|", ERRORS, re.MULTILINE)
-    rows = dict(said)
-    assert len(said) == len(rows)  # each once
+    matches = re.findall(r"^\| `(\w+)` \| (\d+) \|", ERRORS, re.MULTILINE)
+    rows = dict(matches)
+    assert len(matches) == len(rows)  # each once
     assert rows == {code: str(status_of(kind("x"))) for code, kind in BY_CODE.items()}
 
 
@@ -91,14 +91,14 @@ async def test_every_address_of_either_tier_is_in_the_table(tmp_path: Path) -> N
     gateway = gateway_of(settings, GatedExecutor(), Repository({}))
     served = gateway.control_plane().openapi()["paths"] | description()["paths"]
     await gateway.close()
-    told = set()
+    documented = set()
     for cell in (line.split("|")[1] for line in section.splitlines() if line.startswith("| `")):
         for path in re.findall(r"(/[^\s`,]+)", cell):
             plain, optional = re.sub(r"\[.*?\]", "", path), path.replace("[", "").replace("]", "")
-            told |= {plain, optional}
+            documented |= {plain, optional}
     behind = re.compile(r"/firstline/v1/contracts/|/fleet/v1/")  # told on the pages of operating, and of the fleet
-    assert {path for path in served if not behind.match(path)} <= told
-    assert told <= set(served)
+    assert {path for path in served if not behind.match(path)} <= documented
+    assert documented <= set(served)
 
 
 def test_every_topic_and_user_property_is_named() -> None:
@@ -153,9 +153,9 @@ def test_the_main_figures_are_the_measured_ones() -> None:
 
 def test_the_readmes_figures_are_among_the_main_ones() -> None:
     readme, main = ((CHECKOUT / page).read_text() for page in ("README.md", "docs/benchmarks.md"))
-    told = re.findall(r"^- \*\*([\d.]+) %\*\*.*`(make -C bench \w+)`$", readme, re.MULTILINE)
-    assert len(told) == 3
-    for percent, command in told:
+    figures = re.findall(r"^- \*\*([\d.]+) %\*\*.*`(make -C bench \w+)`$", readme, re.MULTILINE)
+    assert len(figures) == 3
+    for percent, command in figures:
         as_share = f"{float(percent) / 100:g} share"
         assert re.search(rf"\| (?:{percent} %|{as_share})[^|]*\|[^|]*\| `{command}` \|", main), f"{percent} %"
 

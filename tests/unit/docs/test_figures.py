@@ -30,10 +30,10 @@ def test_the_figures_of_a_page_are_the_measured_ones(path: Path) -> None:
 
 
 def test_every_part_of_a_benchmark_has_its_table() -> None:
-    told = {table for path in QUOTING for table in page.tables(path.read_text())}
-    assert {("serving", part) for part in PARTS} <= told
-    assert {part for target, part in told if target == hardware.TARGET and part} == set(hardware.PARTS)
-    assert {part for target, part in told if target == FLEET} == {"judged", "simulated"}
+    quoted = {table for path in QUOTING for table in page.tables(path.read_text())}
+    assert {("serving", part) for part in PARTS} <= quoted
+    assert {part for target, part in quoted if target == hardware.TARGET and part} == set(hardware.PARTS)
+    assert {part for target, part in quoted if target == FLEET} == {"judged", "simulated"}
     assert {target for target, _ in page.tables(TEXT)} >= {"serving", "peers"}
 
 
@@ -96,8 +96,8 @@ def test_everybody_is_told_in_one_table(failed: dict[str, str]) -> None:
             (0, "MLServer", "S JSON, 32 in flight", 50.25),
         )
     ]
-    told = tables.rates({"samples": samples, "not measured": failed})
-    assert "| gateway | 2,000 | |" in told
-    assert "| MLServer | | 50.2 |" in told
+    text = tables.rates({"samples": samples, "not measured": failed})
+    assert "| gateway | 2,000 | |" in text
+    assert "| MLServer | | 50.2 |" in text
     sentence = "pytriton could not be measured: ended with 1 before it answered: ModuleNotFoundError: no y\n"
-    assert (sentence in told) is bool(failed)
+    assert (sentence in text) is bool(failed)

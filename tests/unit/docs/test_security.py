@@ -97,16 +97,16 @@ def rows() -> list[list[str]]:
 
 @pytest.mark.parametrize("what", LIMITS)
 def test_a_limit_is_what_the_page_says(what: str) -> None:
-    (said,) = [row[1] for row in rows() if row[0].startswith(what)]
+    (cell,) = [row[1] for row in rows() if row[0].startswith(what)]
     for limit in LIMITS[what]:
-        assert limit in said
+        assert limit in cell
 
 
 def test_where_a_limit_is_enforced_there_is_a_file() -> None:
     found = {path for row in rows() for path in re.findall(r"`([\w/]+\.py)`", row[2])}
     assert len(found) > 15
     for path in found:
-        assert (CHECKOUT / path).exists() or any(list((CHECKOUT / room).rglob(path)) for room in ROOMS), path
+        assert (CHECKOUT / path).exists() or any(list((CHECKOUT / folder).rglob(path)) for folder in ROOMS), path
 
 
 def test_settings_and_targets_exist() -> None:
@@ -120,8 +120,8 @@ def test_settings_and_targets_exist() -> None:
 def test_nothing_that_ships_runs_what_it_reads() -> None:
     """No pickle and nothing like it: a file is data."""
     read = 0
-    for room in ("shared", "edge_agent", "cloud_gateway", "firstline"):
-        for path in (CHECKOUT / room).rglob("*.py"):
+    for folder in ("shared", "edge_agent", "cloud_gateway", "firstline"):
+        for path in (CHECKOUT / folder).rglob("*.py"):
             read += 1
             source = path.read_text()
             if not _SUSPICIOUS.search(source):

@@ -57,13 +57,13 @@ class _Remembered:
             return self._run(bundle, *more, **named)
         more_given = [each for each in more if each is not dataset]
         options = {name: each for name, each in named.items() if not callable(each)}  # without reports of progress
-        given = (bundle.manifest, more_given, dataset.path, dataset.samples, dataset.label_column, options)
-        for known, found in self._known:
-            if known == given:
+        arguments = (bundle.manifest, more_given, dataset.path, dataset.samples, dataset.label_column, options)
+        for remembered, found in self._known:
+            if remembered == arguments:
                 return found
         found = self._run(bundle, *more, **named)
         _protect(found)
-        self._known.append((given, found))
+        self._known.append((arguments, found))
         return found
 
 

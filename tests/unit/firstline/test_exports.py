@@ -40,17 +40,17 @@ def test_what_the_clients_give_can_be_imported_from_where_they_are() -> None:
         for name, method in vars(client).items():
             if inspect.isfunction(method) and not name.startswith("_"):
                 needed |= _named(typing.get_type_hints(method).get("return"))
-    known: set[type] = set()
-    while needed - known:
-        found = (needed - known).pop()
-        known.add(found)
+    reached: set[type] = set()
+    while needed - reached:
+        found = (needed - reached).pop()
+        reached.add(found)
         if is_dataclass(found) or issubclass(found, Struct):
             hints = typing.get_type_hints(found)
             for name in hints:
                 needed |= _named(hints[name])
-    for found in known:
+    for found in reached:
         assert getattr(firstline, found.__name__) is found
-    assert any(issubclass(found, Enum) for found in known)
+    assert any(issubclass(found, Enum) for found in reached)
 
 
 def test_every_error_can_be_caught() -> None:

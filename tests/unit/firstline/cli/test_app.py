@@ -70,7 +70,7 @@ def test_a_text_that_another_encoding_lacks_is_not_taken_for_an_argument() -> No
 
 def test_every_command_answers_in_json() -> None:
     options = {path: {option for each in command.params for option in each.opts} for path, command in leaves().items()}
-    assert [path for path, known in options.items() if not {"-o", "--output"} <= known] == []
+    assert [path for path, flags in options.items() if not {"-o", "--output"} <= flags] == []
 
 
 def test_every_option_is_explained() -> None:

@@ -29,16 +29,16 @@ def test_a_detector_is_cut_in_two(tmp_path: Path) -> None:
 
 def test_bundle_is_created_and_evaluated(tmp_path: Path) -> None:
     out = tmp_path / "bundle"
-    made = json_of(*_CREATE, "--out", out, "--score", "margin", "--threshold", 0.5, "--bundle-version", 4)
-    assert (made["bundle"]["name"], made["bundle"]["version"], made["warnings"]) == ("mine", 4, [])
-    assert made["bundle"]["policy"] == {
+    created = json_of(*_CREATE, "--out", out, "--score", "margin", "--threshold", 0.5, "--bundle-version", 4)
+    assert (created["bundle"]["name"], created["bundle"]["version"], created["warnings"]) == ("mine", 4, [])
+    assert created["bundle"]["policy"] == {
         "score": {"kind": "margin", "temperature": 1.0, "graph": None, "learned": None},
         "threshold": 0.5,
         "value": None,
     }
 
     shown = json_of("bundle", "get", out)
-    assert shown == made["bundle"]
+    assert shown == created["bundle"]
     assert [model["digest"] for model in shown["models"]] == [m.digest for m in open_bundle(out).manifest.models]
     assert shown["models"][0]["preprocess"] == "decode:L,resize:8x8:bilinear,scale:mean=0:std=255"
 
@@ -61,10 +61,10 @@ def test_bundle_is_created_and_evaluated(tmp_path: Path) -> None:
 def test_calibration_is_not_called_certified(tmp_path: Path) -> None:
     out = tmp_path / "bundle"
     arguments = [*_CREATE, "--out", out, "--calibrate", _DIGITS / "calibration", "--target-disagreement", 0.02]
-    made = json_of(*arguments)
-    assert made["calibration"]["certified"] is False
-    assert made["calibration"]["variants"][0]["disagreement"] <= 0.02
-    assert made["bundle"]["policy"] == made["calibration"]["policy"]
+    created = json_of(*arguments)
+    assert created["calibration"]["certified"] is False
+    assert created["calibration"]["variants"][0]["disagreement"] <= 0.02
+    assert created["bundle"]["policy"] == created["calibration"]["policy"]
     assert "not certified" in run(*arguments, "--force").stdout
 
 
@@ -81,8 +81,8 @@ def test_recipe_creates_a_bundle(tmp_path: Path) -> None:
 
 def test_variants_can_be_named(tmp_path: Path) -> None:
     named = f"tiny={_FILES / 'edge_int8.tflite'}"
-    made = json_of(*_COMPLETE, "--out", tmp_path / "b", "--edge", named)
-    assert [model["id"] for model in made["bundle"]["models"]] == ["edge-onnx-fp32", "tiny", "full"]
+    created = json_of(*_COMPLETE, "--out", tmp_path / "b", "--edge", named)
+    assert [model["id"] for model in created["bundle"]["models"]] == ["edge-onnx-fp32", "tiny", "full"]
 
 
 def test_warnings_go_to_stderr(tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ def test_warnings_go_to_stderr(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["bundle", "create", "--out", "x"], "needs --name"),
         (["bundle", "create", "--out", "x", "--name", "n"], "needs --labels"),
@@ -103,9 +103,9 @@ def test_warnings_go_to_stderr(tmp_path: Path) -> None:
         ([*_CREATE, "--out", "x", "--edge", "_e=m.onnx"], "The id '_e' is not valid"),
     ],
 )
-def test_wrong_usage_prints_one_sentence_and_exits_2(arguments: list[object], said: str) -> None:
+def test_wrong_usage_prints_one_sentence_and_exits_2(arguments: list[object], message: str) -> None:
     result = run(*arguments, code=2)
-    assert said in result.stderr
+    assert message in result.stderr
     assert result.stdout == ""
 
 

@@ -111,8 +111,8 @@ def test_only_its_gateway_gets_key_and_ca(monkeypatch: pytest.MonkeyPatch, capsy
     of_context = GatewayOptions("", "flag.key", Path("own.pem"))
     assert of_context.required_key() == "key-of-factory"
     assert of_context.found_ca is not None and of_context.found_ca.name == "ca.pem"
-    said = capsys.readouterr().err
-    assert "FIRSTLINE_KEY_FILE is not used" in said and "FIRSTLINE_CA is not used" in said
+    stderr = capsys.readouterr().err
+    assert "FIRSTLINE_KEY_FILE is not used" in stderr and "FIRSTLINE_CA is not used" in stderr
     lab = GatewayOptions("http://lab:8080", "flag.key", Path("own.pem"))
     assert (lab.required_key(), lab.found_ca) == ("key-of-flag", Path("own.pem"))
     monkeypatch.setenv("FIRSTLINE_GATEWAY", "https://other:8080")

@@ -182,8 +182,8 @@ def test_a_promise_needs_two_models(site: Path) -> None:
 def test_a_person_chooses_from_a_contact_sheet_what_nothing_tells(site: Path) -> None:
     out = site / "out"
     arguments = ("--full", "colours.onnx", "--data", "data/images", "--out", "out", "--labels", "labels.txt")
-    asked = _run(*arguments, code=2).stderr
-    assert "Look at out/contact-full-scaling.png, and repeat the command with --choose full=N (1: " in asked
+    stderr = _run(*arguments, code=2).stderr
+    assert "Look at out/contact-full-scaling.png, and repeat the command with --choose full=N (1: " in stderr
     with Image.open(out / "contact-full-scaling.png") as sheet:
         assert sheet.size == (1280, 1920)
     assert "has the numbers 1 to 6" in _run(*arguments, "--choose", "full=9", code=2).stderr
@@ -206,8 +206,8 @@ def test_an_image_that_cannot_be_decoded_is_named(site: Path, content: bytes | s
 
 def test_colours_that_two_models_may_both_take_in_another_order_are_asked(site: Path) -> None:
     arguments = (*_PAIR, "--labels", "labels.txt", "--data", "data/images", "--out", "out", "--choose", "full=3")
-    asked = _run(*arguments, code=2).stderr
-    assert "only the data's labels or a settled model could tell: colours in the order RGB" in in_one_line(asked)
+    stderr = _run(*arguments, code=2).stderr
+    assert "only the data's labels or a settled model could tell: colours in the order RGB" in in_one_line(stderr)
     _run(*arguments, "--choose", "full=2")
     assert (site / "out" / "recipe.toml").read_text().count("decode:BGR") == 2
 
@@ -315,8 +315,8 @@ def test_labels_show_that_the_last_output_is_the_background(tmp_path: Path) -> N
     arguments = ("--data", tmp_path / "rows.jsonl", "--labels", tmp_path / "labels.txt", "--out", tmp_path / "out")
     lines = [json.dumps({"x": row}) + "\n" for row in rows.tolist()]
     (tmp_path / "rows.jsonl").write_text("".join(lines))
-    asked = _run("--full", tmp_path / "model.onnx", *arguments, code=2).stderr
-    assert "2: the last output is a background class" in in_one_line(asked)
+    stderr = _run("--full", tmp_path / "model.onnx", *arguments, code=2).stderr
+    assert "2: the last output is a background class" in in_one_line(stderr)
     labels = rows[:, :3].argmax(axis=1).tolist()
     lines = [json.dumps({"x": row, "label": label}) + "\n" for row, label in zip(rows.tolist(), labels, strict=True)]
     (tmp_path / "rows.jsonl").write_text("".join(lines))
@@ -435,8 +435,8 @@ def test_labels_decide_the_sample_rate_of_models_of_recordings(beeps: Path) -> N
 def test_a_person_names_the_sample_rate_that_nothing_tells(beeps: Path) -> None:
     arguments = ("--full", beeps / "full.onnx", "--data", beeps / "data" / "audio", "--out", beeps / "out")
     arguments = (*arguments, "--labels", beeps / "labels.txt")
-    asked = _run(*arguments, code=2).stderr
-    assert "Repeat the command with --choose full=N (1: 8000 samples a second; 2: 16000 samples a second" in asked
+    stderr = _run(*arguments, code=2).stderr
+    assert "Repeat the command with --choose full=N (1: 8000 samples a second; 2: 16000 samples a second" in stderr
     _run(*arguments, "--choose", "full=1")
     assert "resample:8000" in (beeps / "out" / "recipe.toml").read_text()
 
@@ -479,8 +479,8 @@ def test_models_of_numbers_get_their_tolerance_from_labels(tmp_path: Path) -> No
     (tmp_path / "rows.jsonl").write_text("\n".join(lines))
     model, out = tmp_path / "model.onnx", tmp_path / "out"
     arguments = ("--edge", model, "--full", model, "--data", tmp_path / "rows.jsonl", "--out", out)
-    asked = _run(*arguments, code=2).stderr
-    assert "need a tolerance" in asked and "--tolerance" in asked
+    stderr = _run(*arguments, code=2).stderr
+    assert "need a tolerance" in stderr and "--tolerance" in stderr
     found = _json(*arguments, "--label-column", "price")
     assert (found["task"], found["certified"]) == ("regression", True)
     task = open_bundle(out / "bundle").manifest.task

@@ -34,14 +34,14 @@ def test_a_mix_is_described_in_one_sentence(tmp_path: Path, stated: Profile) -> 
 
 def test_json_has_the_prediction_and_the_highest_rates(tmp_path: Path, stated: Profile) -> None:
     found = predicted(tmp_path, stated, "edge=4", "full=2", "--within", "100", "-o", "json")
-    said = json.loads(found.stdout)
-    assert said["utilisation"] == pytest.approx(0.1) and said["p50_ms"] == pytest.approx(10.0)
-    highest = {stream["key"]["variant"]: stream["highest_per_s"] for stream in said["streams"]}
+    prediction = json.loads(found.stdout)
+    assert prediction["utilisation"] == pytest.approx(0.1) and prediction["p50_ms"] == pytest.approx(10.0)
+    highest = {stream["key"]["variant"]: stream["highest_per_s"] for stream in prediction["streams"]}
     assert highest["edge"] == pytest.approx(2 * highest["full"])
     above = [f"{variant}={1.1 * rate}" for variant, rate in highest.items()]
     assert json.loads(predicted(tmp_path, stated, *above, "-o", "json").stdout)["p99_ms"] > 100
-    kept = [f"{variant}={0.99 * rate}" for variant, rate in highest.items()]
-    assert json.loads(predicted(tmp_path, stated, *kept, "-o", "json").stdout)["p99_ms"] <= 100
+    lower_rates = [f"{variant}={0.99 * rate}" for variant, rate in highest.items()]
+    assert json.loads(predicted(tmp_path, stated, *lower_rates, "-o", "json").stdout)["p99_ms"] <= 100
 
 
 def test_unmeasured_threads_are_refused(tmp_path: Path, stated: Profile) -> None:

@@ -85,10 +85,10 @@ def test_a_damaged_profile_is_set_aside_and_measured_again(folder: Path, tmp_pat
 def test_the_device_stores_the_profile_in_its_state_directory(
     folder: Path, by: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    said = "two" if by == "name" else str(folder / "bundle")
+    arg = "two" if by == "name" else str(folder / "bundle")
     there = ["--set", f"agent.state_dir={folder / 'state'}", "--set", f'models.directories=["{folder / "bundle"}"]']
     own_threads = ["--set", "models.threads=3"]
-    monkeypatch.setattr(sys, "argv", ["edge-agent", "profile", "create", said, *there, *own_threads, "--batches", "1"])
+    monkeypatch.setattr(sys, "argv", ["edge-agent", "profile", "create", arg, *there, *own_threads, "--batches", "1"])
     assert edge_agent() == 0
     found = read_profile(folder / "state/profiles/two.json")
     assert found is not None and 3 in {point.key.threads for point in found.points}
@@ -117,10 +117,10 @@ def test_a_device_measures_only_named_variants(
 def _right(folder: Path) -> None:
     """States the accuracy in the bundle; the models' digests do not change."""
     path = folder / "bundle" / "manifest.json"
-    said = json.loads(path.read_text())
-    for model, share in ((said["edge"][0], 0.9), (said["full"], 0.95)):
+    manifest = json.loads(path.read_text())
+    for model, share in ((manifest["edge"][0], 0.9), (manifest["full"], 0.95)):
         model["measured"] = {"accuracy": share}
-    path.write_text(json.dumps(said))
+    path.write_text(json.dumps(manifest))
 
 
 def test_the_front_is_marked(folder: Path, tmp_path: Path) -> None:
@@ -135,10 +135,10 @@ def test_the_front_is_marked(folder: Path, tmp_path: Path) -> None:
 def test_accuracy_is_counted_on_labelled_images(tmp_path: Path) -> None:
     bundle = tmp_path / "bundle"
     shutil.copytree(DIGITS / "bundle", bundle)
-    said = json.loads((bundle / "manifest.json").read_text())
-    for model in (*said["edge"], said["full"]):
+    manifest = json.loads((bundle / "manifest.json").read_text())
+    for model in (*manifest["edge"], manifest["full"]):
         model["measured"] = {}
-    (bundle / "manifest.json").write_text(json.dumps(said))
+    (bundle / "manifest.json").write_text(json.dumps(manifest))
     counting = ("--variant", "edge-onnx", "--data", DIGITS / "heldout", "--limit", 60)
     found = run("profile", "create", bundle, *OPTIONS, *counting)
     assert "The column accuracy has accuracy on 60 rows of" in found.stderr
@@ -147,11 +147,11 @@ def test_accuracy_is_counted_on_labelled_images(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         (["--limit", "5"], "--limit counts the rows of --data"),
         (["--joules-per-core-second", "inf"], "A core takes from 0 to 10000 joules in a second, not inf."),
     ],
 )
-def test_an_impossible_option_is_refused(folder: Path, options: list[str], said: str) -> None:
-    assert said in in_one_line(run("profile", "create", folder / "bundle", *OPTIONS, *options, code=2).output)
+def test_an_impossible_option_is_refused(folder: Path, options: list[str], message: str) -> None:
+    assert message in in_one_line(run("profile", "create", folder / "bundle", *OPTIONS, *options, code=2).output)

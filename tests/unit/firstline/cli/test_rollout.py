@@ -51,8 +51,8 @@ def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_watch_continues_while_the_gateway_is_unreachable(capsys: pytest.CaptureFixture[str]) -> None:
     away, full = LinkDownError("The gateway is away."), StoreUnavailableError("Its store is away.")
-    said = RolloutStates(away, away, full, RUNNING, replace(RUNNING, state="completed"))
-    assert rollout._watched(said, RUNNING).state == "completed"
+    states = RolloutStates(away, away, full, RUNNING, replace(RUNNING, state="completed"))
+    assert rollout._watched(states, RUNNING).state == "completed"
     lines = capsys.readouterr().err.splitlines()
     assert [line.partition(".")[0] for line in lines] == [
         "running: Stage 1 of 1 begins",

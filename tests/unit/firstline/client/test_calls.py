@@ -127,7 +127,7 @@ class TestRequestOptions:
 
 
 @pytest.mark.parametrize(
-    ("given", "sentence"),
+    ("overrides", "sentence"),
     [
         ({"inputs": None}, "inputs is NoneType; give arrays by the names"),
         ({"inputs": [np.zeros(1)]}, "inputs is list;"),
@@ -139,12 +139,12 @@ class TestRequestOptions:
         ({"outputs": "probabilities"}, "outputs is the string 'probabilities'; give a list of names."),
     ],
 )
-def test_text_that_cannot_be_sent_is_refused(given: dict[str, Any], sentence: str) -> None:
+def test_text_that_cannot_be_sent_is_refused(overrides: dict[str, Any], sentence: str) -> None:
     arguments: dict[str, Any] = {
         "model": "digits",
         "inputs": {"image": np.zeros((1, 2), np.float32)},
         "options": {},
-    } | given
+    } | overrides
     with pytest.raises(errors.InvalidTensorError) as refused:
         calls.infer(**arguments)
     assert sentence in refused.value.message
@@ -445,8 +445,8 @@ class TestTrace:
     PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
     def trace_headers(self, **options: Any) -> list[dict[str, str]]:
-        made = [calls.infer("m", {"x": [1]}, options), calls.infer_file("m", b"x", options)]
-        headers = [dict(each.headers or {}) for each in made]
+        requests = [calls.infer("m", {"x": [1]}, options), calls.infer_file("m", b"x", options)]
+        headers = [dict(each.headers or {}) for each in requests]
         return [{name: each[name] for name in ("traceparent", "tracestate") if name in each} for each in headers]
 
     def test_named_trace_is_sent(self) -> None:
@@ -475,8 +475,8 @@ class TestTrace:
 
         def send(request: httpx.Request) -> httpx.Response:
             seen.append(request.headers.get("traceparent"))
-            asked = oip.decode_request("m", request.read(), http.header_length(request.headers))
-            reply = oip.encode_response(asked, InferResponse("m", "1", asked.inputs, id=asked.id))
+            decoded = oip.decode_request("m", request.read(), http.header_length(request.headers))
+            reply = oip.encode_response(decoded, InferResponse("m", "1", decoded.inputs, id=decoded.id))
             return httpx.Response(200, headers=http.headers_for(reply), stream=httpx.ByteStream(reply.body))
 
         monkeypatch.setattr(BlockingTransport, "handle_request", lambda _, request: send(request))

@@ -56,8 +56,8 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _doubled(request: InferRequest) -> InferResponse:
-    (given,) = request.inputs
-    return InferResponse("m", "1", (type(given)("y", given.array * 2),), id=request.id)
+    (tensor,) = request.inputs
+    return InferResponse("m", "1", (type(tensor)("y", tensor.array * 2),), id=request.id)
 
 
 @pytest.fixture
@@ -170,22 +170,22 @@ def _another_row(answer: InferResponse) -> InferResponse:
 
 @pytest.mark.parametrize("client_id", ["", "mine"])
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "error"),
     [(_another_id, "request 'another', not to"), (_another_row, r"the shape \[2\], but the request has 1 row")],
 )
-async def test_foreign_answer_ends_its_connection(server: Doubler, change: Change, said: str, client_id: str) -> None:
+async def test_foreign_answer_ends_its_connection(server: Doubler, change: Change, error: str, client_id: str) -> None:
     inputs = {"x": np.ones(1)}
     with Client(server.url) as client:
         assert client.infer("m", inputs, id=client_id).id == client_id
         server.change = change
-        with pytest.raises(ProtocolError, match=said):
+        with pytest.raises(ProtocolError, match=error):
             client.infer("m", inputs, id=client_id)
         server.change = lambda answer: answer
         assert client.infer("m", inputs, id=client_id).id == client_id
     assert [len(numbers) for numbers in server.ports.values()] == [2, 1]
     async with AsyncClient(server.url) as client:
         server.change = change
-        with pytest.raises(ProtocolError, match=said):
+        with pytest.raises(ProtocolError, match=error):
             await client.infer("m", inputs, id=client_id)
         server.change = lambda answer: answer
         assert (await client.infer("m", inputs, id=client_id)).id == client_id

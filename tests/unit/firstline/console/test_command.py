@@ -81,10 +81,10 @@ def test_missing_packages_are_named_in_the_error() -> None:
 def test_key_that_may_not_delegate_is_refused_at_start(status: int, code: str) -> None:
     from firstline.console.service import check_key  # only here, because it imports NiceGUI
 
-    asked: list[httpx.Request] = []
+    requests: list[httpx.Request] = []
 
     def gateway(request: httpx.Request) -> httpx.Response:
-        asked.append(request)
+        requests.append(request)
         body = {"devices": [], "after": None} if status == 200 else {"error": "Use 'delegate'.", "code": code}
         return httpx.Response(status, json=body)
 
@@ -95,4 +95,4 @@ def test_key_that_may_not_delegate_is_refused_at_start(status: int, code: str) -
                 check_key(Fleet(client))
         else:
             check_key(Fleet(client))
-    assert msgspec.json.decode(asked[0].headers[PERSON_HEADER])["role"] == "viewer"
+    assert msgspec.json.decode(requests[0].headers[PERSON_HEADER])["role"] == "viewer"

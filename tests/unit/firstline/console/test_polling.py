@@ -60,8 +60,8 @@ async def test_the_last_answer_stays_with_its_time_until_the_gateway_returns() -
     assert (await gateway.ask()).heard_s == 1e9 + 100
     gateway.now_s, gateway.error = 200.0, errors.LinkDownError("away")
     for _ in range(2):
-        told = await gateway.ask()
-        assert told.stale and told.value == 1 and told.heard_s == 1e9 + 100 and told.error is gateway.error
+        answer = await gateway.ask()
+        assert answer.stale and answer.value == 1 and answer.heard_s == 1e9 + 100 and answer.error is gateway.error
         gateway.now_s += 100
     # Another question has no answer of its own: it is as old as the gateway's latest word.
     other = await gateway.ask("another")

@@ -104,8 +104,8 @@ def test_the_page_of_a_device() -> None:
     device = updating(
         twin.Update("digits", 2, UpdateState.ROLLED_BACK, rollout="r1", reason="tries", message="Three starts.")
     )
-    told = dict(devices_view.facts(device))
-    assert told["Desired state received"].text == "yes" and told["Tags"].text == "site=berlin"
+    facts = dict(devices_view.facts(device))
+    assert facts["Desired state received"].text == "yes" and facts["Tags"].text == "site=berlin"
     (model,) = devices_view.model_rows(device, ())
     assert (model["digest"].text, model["certified"].text) == ("ab" * 6, "yes")
     (update,) = devices_view.update_rows(device)
@@ -231,8 +231,8 @@ def history(*points: tuple[float, int, int, int]) -> TierHistory:
 
 
 def test_shares_are_added_up_to_the_spans_of_a_chart() -> None:
-    told = history(*((300.0 * index, 8, 2, 0) for index in range(576)))
-    span_s, found = answers_view.shares(told)
+    tier_history = history(*((300.0 * index, 8, 2, 0) for index in range(576)))
+    span_s, found = answers_view.shares(tier_history)
     assert len(found) <= answers_view.POINTS and span_s * answers_view.POINTS >= answers_view.HOURS * 3600
     assert span_s == 900 and found[0].rows == 30 and found[0].percent("edge") == 80
 
@@ -315,10 +315,10 @@ def test_attention_names_what_a_person_has_to_do() -> None:
 
 
 def test_the_figures_of_all_answers() -> None:
-    told = TierHistory(
+    tier_history = TierHistory(
         300.0, ("digits",), (TierCounts(0.0, 70, 20, 10, 90, 900, 7_250_000, 1500), TierCounts(300.0, 0, 0, 0))
     )
-    assert dict(overview_view.answer_figures(told)) == {
+    assert dict(overview_view.answer_figures(tier_history)) == {
         "Answers": "100",
         "On the device": "70.0 %",
         "Mean latency": "10 ms",
@@ -431,12 +431,12 @@ def test_the_health_and_the_answers_of_a_device() -> None:
     health = DeviceHealth(outbox_oldest_s=90.0, links_down=1, disk_free_share=0.02, hottest_c=71.4)
     latest = Telemetry("s", 1, 7200.0, (counts,), starts=3, unclean=1, outbox_items=4, health=health)
     device = replace(DEVICE, latest=latest, latest_age_s=240.0)
-    told = dict(devices_view.health(device))
-    assert told["Reported"] == Cell("4 min ago")
+    cells = dict(devices_view.health(device))
+    assert cells["Reported"] == Cell("4 min ago")
     late = dict(devices_view.health(replace(device, latest_age_s=7200.0)))
     assert late["Reported"] == Cell("2 h ago", tone=Tone.BUSY)
-    assert told["Corrections outstanding"] == Cell("4, the oldest for 1.5 min", tone=Tone.BUSY)
-    assert told["Links down"].tone is told["Disk free"].tone is Tone.BAD and told["Hottest sensor"].text == "71 °C"
+    assert cells["Corrections outstanding"] == Cell("4, the oldest for 1.5 min", tone=Tone.BUSY)
+    assert cells["Links down"].tone is cells["Disk free"].tone is Tone.BAD and cells["Hottest sensor"].text == "71 °C"
     (row,) = devices_view.answer_rows(device, ())
     assert (row["kept"].text, row["latency"].text, row["alarm"].text) == ("80.0 %", "5 ms", "none")
     assert (

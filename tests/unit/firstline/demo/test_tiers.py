@@ -26,14 +26,14 @@ async def test_agent_goes_on_without_its_gateway(tmp_path: Path) -> None:
     (tmp_path / "agent.log").write_text("no such file\n")
     agent = await _ending("import time; time.sleep(60)")
     gateway = await _ending("import os; os.kill(os.getpid(), 9)")
-    said = list[str]()
+    sentences = list[str]()
 
     def report(sentence: str) -> None:
-        said.append(sentence)
+        sentences.append(sentence)
         agent.process.terminate()
 
     ended = await ServedBundle(agent, gateway, tmp_path).ended(report)
-    assert said == ["The gateway ended with signal 9; the agent answers alone."]
+    assert sentences == ["The gateway ended with signal 9; the agent answers alone."]
     assert ended == "The agent ended with signal 15."
 
 

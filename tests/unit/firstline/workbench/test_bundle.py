@@ -97,8 +97,8 @@ def test_a_detector_is_calibrated_without_labels(tmp_path: Path) -> None:
 
 def test_bundle_contains_what_the_spec_declares(digits: BundleSpec, tmp_path: Path) -> None:
     warnings: list[str] = []
-    made = create_bundle(digits, tmp_path / "new" / "bundle", warn=warnings.append)
-    manifest = made.manifest
+    bundle = create_bundle(digits, tmp_path / "new" / "bundle", warn=warnings.append)
+    manifest = bundle.manifest
     assert (manifest.name, manifest.version, manifest.labels[9]) == ("digits", 7, "nine")
     assert [model.id for model in manifest.models] == ["edge-onnx-fp32", "edge-tflite-fp32", "edge-tflite-int8", "full"]
     assert manifest.inputs == (InputSpec("image", "BYTES", (-1,), "image"),)
@@ -108,7 +108,7 @@ def test_bundle_contains_what_the_spec_declares(digits: BundleSpec, tmp_path: Pa
         0.6,
     )
     assert warnings == []
-    assert sorted(path.name for path in made.path.parent.iterdir()) == ["bundle"]  # nothing staged is left
+    assert sorted(path.name for path in bundle.path.parent.iterdir()) == ["bundle"]  # nothing staged is left
 
 
 def test_same_spec_gives_the_same_bytes(digits: BundleSpec, tmp_path: Path) -> None:
@@ -193,15 +193,15 @@ def test_policy_is_chosen_on_the_finished_files(digits: BundleSpec, tmp_path: Pa
         assert not (tmp_path / "bundle").exists()
         return Policy(threshold=0.25)
 
-    made = create_bundle(digits, tmp_path / "bundle", choose_policy=choose)
-    assert made.manifest.policy == Policy(threshold=0.25)
+    bundle = create_bundle(digits, tmp_path / "bundle", choose_policy=choose)
+    assert bundle.manifest.policy == Policy(threshold=0.25)
 
 
 def test_input_without_decode_is_that_of_the_model(tmp_path: Path) -> None:
     file = linear_model(tmp_path / "m.onnx", pixels=6, classes=3)
-    made = create_bundle(_bare(file, 3), tmp_path / "out")
-    assert made.manifest.inputs == (InputSpec(name="image", datatype="FP32", shape=(-1, 6)),)
-    assert [model.id for model in made.manifest.models] == ["edge"]
+    bundle = create_bundle(_bare(file, 3), tmp_path / "out")
+    assert bundle.manifest.inputs == (InputSpec(name="image", datatype="FP32", shape=(-1, 6)),)
+    assert [model.id for model in bundle.manifest.models] == ["edge"]
 
 
 def test_graphs_are_copied_and_run(tmp_path: Path) -> None:
@@ -337,13 +337,13 @@ def test_a_model_with_two_inputs_names_none_of_them_alone(tmp_path: Path) -> Non
 def test_golden_answers_are_those_of_each_variant(digits: BundleSpec, tmp_path: Path) -> None:
     image = tmp_path / "digit.png"
     image.write_bytes(encode(np.random.default_rng(3).integers(0, 255, (28, 28), np.uint8)))
-    made = create_bundle(digits, tmp_path / "bundle", golden=[image, image])
-    golden = made.manifest.golden
-    answers = read_golden(made, golden.artefact)
+    bundle = create_bundle(digits, tmp_path / "bundle", golden=[image, image])
+    golden = bundle.manifest.golden
+    answers = read_golden(bundle, golden.artefact)
     assert sorted(answers.outputs) == ["edge-onnx-fp32", "edge-tflite-fp32", "edge-tflite-int8"]
-    for model in made.manifest.edge:
-        loaded = load_model(made, model, _OPTIONS)
-        outputs = loaded.predict(inputs_of(answers, made.manifest)).outputs
+    for model in bundle.manifest.edge:
+        loaded = load_model(bundle, model, _OPTIONS)
+        outputs = loaded.predict(inputs_of(answers, bundle.manifest)).outputs
         found = deviation(answers, model.id, outputs, loaded.task)
         assert found is not None and found < 1e-6
         loaded.close()

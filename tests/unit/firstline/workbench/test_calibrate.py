@@ -51,17 +51,17 @@ def test_the_smallest_threshold_meets_the_target(variants: list[list[tuple[float
 
     scores = [np.array([sure for sure, _ in variant], np.float32) for variant in variants]
     differs = [np.array([wrong for _, wrong in variant]) for variant in variants]
-    known = sorted({sure for variant in variants for sure, _ in variant})
-    candidates = [sure for i, sure in enumerate(known) if i == 0 or sure - known[i - 1] > _same]
-    wanted = next((sure for sure in candidates if meets(sure)), None)
-    if wanted is None:
+    distinct = sorted({sure for variant in variants for sure, _ in variant})
+    candidates = [sure for i, sure in enumerate(distinct) if i == 0 or sure - distinct[i - 1] > _same]
+    expected = next((sure for sure in candidates if meets(sure)), None)
+    if expected is None:
         with pytest.raises(ConfigError, match="even the surest answers"):
             smallest_threshold(scores, differs, target)
     else:
         found = smallest_threshold(scores, differs, target)
         assert meets(found)
-        assert min(sure for sure in known if sure >= found) == wanted
-        assert min(abs(sure - found) for sure in known) > 2e-7  # no last bit decides
+        assert min(sure for sure in distinct if sure >= found) == expected
+        assert min(abs(sure - found) for sure in distinct) > 2e-7  # no last bit decides
 
 
 def test_graded_losses_count_by_their_mean() -> None:
@@ -88,14 +88,14 @@ def test_digits_are_calibrated() -> None:
     for choice in found.variants:
         assert choice.disagreement <= 0.02
         assert choice.edge_share > 0.5
-    kept = calibrate(
+    calibrated = calibrate(
         bundle,
         open_dataset(_DIGITS / "calibration", 50),
         target_disagreement=0.1,
         keep_temperature=True,
         against="full",
     )
-    assert kept.policy.score == bundle.manifest.policy.score
+    assert calibrated.policy.score == bundle.manifest.policy.score
 
 
 @pytest.mark.parametrize("target", [-0.1, 1.0, float("nan")])

@@ -98,7 +98,7 @@ def test_table_can_have_weights() -> None:
 
 
 @pytest.mark.parametrize(
-    ("table", "says"),
+    ("table", "message"),
     [
         ("", "standard input:1 has no column 'score' and 'agree'"),
         ("score,agree\nnan,1\n", "standard input:2 has the score 'nan'"),
@@ -114,8 +114,8 @@ def test_table_can_have_weights() -> None:
         (f"score,agree\n{'9' * 500}x,1\n", f"has the score '{'9' * 37}...';"),
     ],
 )
-def test_invalid_table_is_reported_with_its_line(table: str, says: str) -> None:
-    assert says in _run("--scores", "-", "--epsilon", 0.05, "--delta", 0.05, table=table, code=2).stderr
+def test_invalid_table_is_reported_with_its_line(table: str, message: str) -> None:
+    assert message in _run("--scores", "-", "--epsilon", 0.05, "--delta", 0.05, table=table, code=2).stderr
 
 
 def test_bundle_gets_the_certificate_of_its_variant(tmp_path: Path) -> None:
@@ -278,22 +278,22 @@ def test_no_bundle_is_written_without_a_proof(tmp_path: Path) -> None:
 
 
 def test_invalid_bundle_options_are_refused_in_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def says(*arguments: object) -> str:
+    def error_of(*arguments: object) -> str:
         return str(_run(*arguments, "--epsilon", 0.05, code=2).stderr)
 
-    assert "leave one of them out" in says(*_BUNDLE, "--scores", "-")
-    assert "The bundle is missing" in says(*_BUNDLE[1:])
-    assert "go with a bundle" in says("--scores", "-", "--delta", 0.1, "--out", tmp_path / "x")
-    assert "is not a bundle" in says(tmp_path, *_BUNDLE[1:])
-    assert "the selection fraction is 1" in says(*_BUNDLE, "--select", 1)
+    assert "leave one of them out" in error_of(*_BUNDLE, "--scores", "-")
+    assert "The bundle is missing" in error_of(*_BUNDLE[1:])
+    assert "go with a bundle" in error_of("--scores", "-", "--delta", 0.1, "--out", tmp_path / "x")
+    assert "is not a bundle" in error_of(tmp_path, *_BUNDLE[1:])
+    assert "the selection fraction is 1" in error_of(*_BUNDLE, "--select", 1)
     with monkeypatch.context() as patch:  # before the models run for minutes
         patch.setattr("firstline.cli.certify.TierOptions.gather", None)
-        assert "set one aside with --select" in says(*_BUNDLE, "--score", "learned")
-        assert "needs the edge model's logits" in says(*_BUNDLE, "--score", "energy", "--from-agent", "http://x")
-    assert "--score" in says("--scores", "-", "--delta", 0.1, "--score", "margin")
-    assert "replace it with --force" in says(*_BUNDLE, "--out", _DIGITS / "bundle")
+        assert "set one aside with --select" in error_of(*_BUNDLE, "--score", "learned")
+        assert "needs the edge model's logits" in error_of(*_BUNDLE, "--score", "energy", "--from-agent", "http://x")
+    assert "--score" in error_of("--scores", "-", "--delta", 0.1, "--score", "margin")
+    assert "replace it with --force" in error_of(*_BUNDLE, "--out", _DIGITS / "bundle")
     tmp_path.joinpath("mine").write_text("keep me")
-    assert "is not a bundle" in says(*_BUNDLE, "--out", tmp_path, "--force")
+    assert "is not a bundle" in error_of(*_BUNDLE, "--out", tmp_path, "--force")
     assert tmp_path.joinpath("mine").read_text() == "keep me"
 
 
@@ -303,13 +303,13 @@ def test_only_contracts_with_labels_need_one_in_each_row(tmp_path: Path) -> None
     without = [",".join((lines[1].split(",")[0], *[""] * lines[1].count(",")))]
     (tmp_path / "labels.csv").write_text("\n".join([lines[0], *without, *lines[2:]]) + "\n")
     promise = ("--epsilon", 0.03, "--delta", 0.1)
-    given = _json(_BUNDLE[0], "--data", tmp_path, *promise)
-    assert given == _json(*_BUNDLE[:3], *promise)
+    certified = _json(_BUNDLE[0], "--data", tmp_path, *promise)
+    assert certified == _json(*_BUNDLE[:3], *promise)
     refused = (_BUNDLE[0], "--data", tmp_path, "--loss", "harm", *promise)
     sentence = "has 1 row without a label: the contract compares answers with labels"
     assert sentence in in_one_line(_run(*refused, code=2).stderr)
     (tmp_path / "labels.csv").unlink()
-    assert given == _json(_BUNDLE[0], "--data", tmp_path, *promise)
+    assert certified == _json(_BUNDLE[0], "--data", tmp_path, *promise)
     assert "labels.csv cannot be read: there is no such file" in _run(*refused, code=2).stderr
 
 
@@ -487,13 +487,13 @@ def test_groups_are_read_from_a_file(tmp_path: Path) -> None:
     assert read_groups(file, dataset) == ["site 0", "site 1"] * 2
     file.write_text(file.read_text().replace("group,file", "\ufeff group, file"))
     assert read_groups(file, dataset) == ["site 0", "site 1"] * 2
-    for text, says in (
+    for text, message in (
         (f"file,group\n{names[0]},\n", ":2 needs both"),
         (f"file,group\n{names[0]},a\n{names[0]},b\n", ":3 puts .* into a second group"),
         ('file,group\n"a,b\n', r":2 opens a quote that is not closed"),
     ):
         file.write_text(text)
-        with pytest.raises(ConfigError, match=says):
+        with pytest.raises(ConfigError, match=message):
             read_groups(file, dataset)
     with pytest.raises(ConfigError, match="none does not exist"):
         read_groups(tmp_path / "none", dataset)
@@ -546,12 +546,12 @@ def test_command_says_that_one_answer_would_keep_the_promise() -> None:
 
 
 def test_incompatible_contract_options_are_refused(tmp_path: Path) -> None:
-    for arguments, says in (
+    for arguments, message in (
         (("--contract", "stream", "--by", "class"), "about all answers together"),
         (("--contract", "stream", "--loss", "harm"), "about all answers together"),
         (("--by", "class", "--groups", tmp_path / "g"), "name one of them"),
         (("--groups", tmp_path / "g", "--out", tmp_path / "x"), "a device does not know the group of an input"),
     ):
-        assert says in _run(*_BUNDLE, "--epsilon", 0.05, *arguments, code=2).stderr
+        assert message in _run(*_BUNDLE, "--epsilon", 0.05, *arguments, code=2).stderr
     table = ("--scores", "-", "--epsilon", 0.1, "--delta", 0.1, "--by", "class")
     assert "go with a bundle" in _run(*table, code=2).stderr

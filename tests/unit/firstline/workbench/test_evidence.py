@@ -60,7 +60,7 @@ def test_scores_come_from_the_device() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "error", "says"),
+    ("change", "error", "message"),
     [
         (lambda found: replace(found, version="2"), ConfigError, "answered with version 2"),
         (lambda found: replace(found, answer=replace(found.answer, model_digest="f" * 64)), ConfigError, "fffffffffff"),
@@ -72,14 +72,14 @@ def test_scores_come_from_the_device() -> None:
         ),
     ],
 )
-def test_answer_of_another_model_is_refused(change: Any, error: type[Exception], says: str) -> None:
+def test_answer_of_another_model_is_refused(change: Any, error: type[Exception], message: str) -> None:
     """A rollout may reach the device while it is asked."""
-    with _Device(change) as device, pytest.raises(error, match=says):
+    with _Device(change) as device, pytest.raises(error, match=message):
         gather_from_agent(_BUNDLE, open_dataset(_DIGITS / "heldout", 1), device)
 
 
 @pytest.mark.parametrize(
-    ("status", "error", "says"),
+    ("status", "error", "message"),
     [
         ({"models": []}, ConfigError, "holds no model 'digits'"),
         (_status(version="4"), ConfigError, "in version 4, not 1"),
@@ -92,6 +92,6 @@ def test_answer_of_another_model_is_refused(change: Any, error: type[Exception],
         ({"models": [{"name": "digits", "version": "1", "edge": "x"}]}, ProtocolError, "another version"),
     ],
 )
-def test_running_variant_is_read_from_the_status(status: dict[str, Any], error: type[Exception], says: str) -> None:
-    with pytest.raises(error, match=says):
+def test_running_variant_is_read_from_the_status(status: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
         running_variant(status, _BUNDLE.manifest, "http://device")

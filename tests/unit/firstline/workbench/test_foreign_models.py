@@ -23,10 +23,10 @@ WEIGHTS = np.array([[2, 0, 0], [0, 2, 0], [0, 0, 2], [0, 0, 0]], np.float32)
 LABELS = ("a", "b", "c")
 
 
-def graph(path: Path, nodes: list[Any], given: tuple[int, Any], found: list[tuple[str, int, Any]]) -> Path:
+def graph(path: Path, nodes: list[Any], input_type: tuple[int, Any], found: list[tuple[str, int, Any]]) -> Path:
     """A model with the input x and these outputs, by name, type and shape; `w` are its weights."""
     outputs = [helper.make_tensor_value_info(*output) for output in found]
-    inputs = [helper.make_tensor_value_info("x", *given)]
+    inputs = [helper.make_tensor_value_info("x", *input_type)]
     return write_graph(path, nodes, inputs, outputs, [numpy_helper.from_array(WEIGHTS, "w")])
 
 

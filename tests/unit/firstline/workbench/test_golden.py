@@ -51,16 +51,16 @@ def rows_at(path: Path, array: np.ndarray[tuple[int, ...], np.dtype[np.generic]]
 def test_golden_rows_are_read_from_tables(spec: BundleSpec, tmp_path: Path) -> None:
     rows = np.random.default_rng(1).standard_normal((3, 5)).astype(np.float32)
     files = [rows_at(tmp_path / "a.npz", rows[:2]), rows_at(tmp_path / "b.npz", np.asfortranarray(rows[2:]))]
-    made = create_bundle(spec, tmp_path / "bundle", golden=files)
-    answers = read_golden(made, made.manifest.golden.artefact)
-    assert next(iter(inputs_of(answers, made.manifest).values())).tolist() == rows.tolist()
-    loaded = load_model(made, made.manifest.edge[0], RuntimeOptions())
-    outputs = loaded.predict(inputs_of(answers, made.manifest)).outputs
-    found = deviation(answers, "edge", outputs, made.manifest.task)
+    bundle = create_bundle(spec, tmp_path / "bundle", golden=files)
+    answers = read_golden(bundle, bundle.manifest.golden.artefact)
+    assert next(iter(inputs_of(answers, bundle.manifest).values())).tolist() == rows.tolist()
+    loaded = load_model(bundle, bundle.manifest.edge[0], RuntimeOptions())
+    outputs = loaded.predict(inputs_of(answers, bundle.manifest)).outputs
+    found = deviation(answers, "edge", outputs, bundle.manifest.task)
     assert found is not None and found < 1e-6
     turned = {name: array[::-1] for name, array in outputs.items()}
-    other = deviation(answers, "edge", turned, made.manifest.task)
-    assert other is not None and other > made.manifest.golden.tolerance
+    other = deviation(answers, "edge", turned, bundle.manifest.task)
+    assert other is not None and other > bundle.manifest.golden.tolerance
     loaded.close()
 
 

@@ -55,12 +55,12 @@ def test_half_used_range_gives_a_warning(tmp_path: Path) -> None:
 
 
 def test_verify_reports_the_range_too(tmp_path: Path) -> None:
-    made = create_bundle(_spec(_INT8, "decode:L,resize:8x8,scale:0:255"), tmp_path / "out")
+    bundle = create_bundle(_spec(_INT8, "decode:L,resize:8x8,scale:0:255"), tmp_path / "out")
 
     def verified(steps: str) -> tuple[str, str]:
         fed = (ModelInput("image", preprocess=parse_preprocess(steps)),)
-        model = msgspec.structs.replace(made.manifest.edge[0], inputs=fed)
-        manifest = msgspec.structs.replace(made.manifest, edge=(model,))
+        model = msgspec.structs.replace(bundle.manifest.edge[0], inputs=fed)
+        manifest = msgspec.structs.replace(bundle.manifest, edge=(model,))
         (tmp_path / "out" / MANIFEST_NAME).write_bytes(encode_manifest(manifest))
         check = verify(open_bundle(tmp_path / "out").path)[1]
         return check.outcome, check.detail

@@ -32,9 +32,9 @@ def _graph(
 ) -> onnx.ModelProto:
     """A model of `x` FP32 [n, 4] that begins with logits `l` FP32 [n, classes]."""
     weights = numpy_helper.from_array(np.ascontiguousarray(_WEIGHTS[:, :classes]), "w")
-    given = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 4])
+    input_info = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 4])
     graph = helper.make_graph(
-        [helper.make_node("MatMul", ["x", "w"], ["l"]), *nodes], "g", [given], list(outputs), [weights]
+        [helper.make_node("MatMul", ["x", "w"], ["l"]), *nodes], "g", [input_info], list(outputs), [weights]
     )
     return helper.make_model(graph, opset_imports=list(_OPSETS), ir_version=8)
 

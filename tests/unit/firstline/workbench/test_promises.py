@@ -146,7 +146,7 @@ def test_case_and_spaces_matter_only_where_labels_differ(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("texts", "says"),
+    ("texts", "message"),
     [
         (["missed person 0.05 at 0.9"], "not in the form"),
         (["missed person 0% at 90%"], "share of the promise .* is 0%, but must be above 0% and below 100%, such as 5%"),
@@ -154,8 +154,8 @@ def test_case_and_spaces_matter_only_where_labels_differ(name: str) -> None:
         (["missed person 5% at 90%", "missed person 4% at 90%"], "two promises about 'missed person'"),
     ],
 )
-def test_unclear_promise_is_refused(texts: list[str], says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
+def test_unclear_promise_is_refused(texts: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         parse_promises(texts, _TASK)
 
 
@@ -269,12 +269,12 @@ def test_rare_event_is_not_certified_and_needs_more_rows(bundle: Bundle) -> None
     assert "Not proved with the others, but alone it could be: at most 5 % of the edge answers miss 'person'" in text
     assert text.count("No threshold serves all promises together") == 1
     lost = _certify(bundle, _evidence(bundle, blind=(0,)), _PERSON)
-    told = " ".join(promises_text(lost.result, lost.unpromised, lost.broken))
+    text = " ".join(promises_text(lost.result, lost.unpromised, lost.broken))
     assert (
-        "too many of the answers with high scores break it: 81 of the 81 observations with the highest scores" in told
+        "too many of the answers with high scores break it: 81 of the 81 observations with the highest scores" in text
     )
     assert (
-        "No share up to ten times the promised one passes this test at this confidence. Try more data, another" in told
+        "No share up to ten times the promised one passes this test at this confidence. Try more data, another" in text
     )
 
 

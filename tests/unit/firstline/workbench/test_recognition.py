@@ -83,7 +83,7 @@ def test_a_detector_is_recognised_and_gives_the_known_object(tmp_path: Path, nam
 
 
 @pytest.mark.parametrize(
-    ("sides", "image", "says"),
+    ("sides", "image", "message"),
     [
         (("rows", 3_000_000, 3_000_000), None, "too little memory for one row of model"),
         (
@@ -94,11 +94,11 @@ def test_a_detector_is_recognised_and_gives_the_known_object(tmp_path: Path, nam
     ],
 )
 def test_a_row_that_is_too_large_is_refused(
-    tmp_path: Path, sides: tuple[str | int, ...], image: Image.Image | None, says: str
+    tmp_path: Path, sides: tuple[str | int, ...], image: Image.Image | None, message: str
 ) -> None:
     x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, sides) for name in "xy")
     path = write_graph(tmp_path / "model.onnx", [helper.make_node("Identity", ["x"], ["y"])], [x], [y], [])
-    with pytest.raises(InferenceError, match=says):
+    with pytest.raises(InferenceError, match=message):
         trial_outputs(path, read_model_file(path), image)
 
 
@@ -158,7 +158,7 @@ def test_a_classifier_is_recognised(tmp_path: Path, outputs: Any, family: str, p
 
 
 @pytest.mark.parametrize(
-    ("held", "step"),
+    ("value_range", "step"),
     [
         ((-2.1179, 2.64), "scale:123.675/116.28/103.53:58.395/57.12/57.375"),
         ((-2.05, 2.55), "scale:123.675/116.28/103.53:58.395/57.12/57.375"),
@@ -167,9 +167,9 @@ def test_a_classifier_is_recognised(tmp_path: Path, outputs: Any, family: str, p
         ((-2.1179, 1.0), "scale:173.21:81.786"),
     ],
 )
-def test_the_range_of_a_quantised_input_gives_the_pixels(held: tuple[float, float], step: str) -> None:
+def test_the_range_of_a_quantised_input_gives_the_pixels(value_range: tuple[float, float], step: str) -> None:
     image, scores = TensorSpec("image", "FP32", (1, 3, 32, 32)), TensorSpec("scores", "FP32", (1, 10))
-    (found,) = recognise(ModelFile("m.tflite", "tflite", (image,), (scores,), {"image": held}))
+    (found,) = recognise(ModelFile("m.tflite", "tflite", (image,), (scores,), {"image": value_range}))
     assert found.preprocess == f"decode:RGB,resize:32x32,{step},layout:NCHW"
     assert not any(choice.field == "scaling" for choice in found.choices)
 

@@ -41,11 +41,11 @@ def test_page_states_the_certificate_or_its_absence(measured: Measured) -> None:
     assert certificate_sentence(report_data(measured, bare, {})).startswith(
         "Not certified: its bundle carries no certificate for it."
     )
-    for fields, says in (({}, "Certified: at most 5 % of edge answers disagree"), ({"score_digest": "0" * 64}, "void")):
+    for fields, part in (({}, "Certified: at most 5 % of edge answers disagree"), ({"score_digest": "0" * 64}, "void")):
         certified_model = with_certificate(model, measured.manifest, **fields)
         certified = msgspec.structs.replace(measured.manifest, edge=(certified_model, *measured.manifest.edge[1:]))
         found = report_data(_replaced(measured, manifest=certified), _with_model(edge, certified_model), {})
-        assert says in certificate_sentence(found)
+        assert part in certificate_sentence(found)
 
 
 def test_page_states_the_auroc(measured: Measured) -> None:
@@ -54,9 +54,9 @@ def test_page_states_the_auroc(measured: Measured) -> None:
     expected = auroc(edge.scores, edge.answers.labels != measured.full.labels)
     assert expected is not None
     same = _replaced(measured, full=_replaced(measured.full, outputs=edge.answers.outputs))
-    for one, says in ((measured, f"{expected:.3f}"), (same, "n/a")):
+    for one, figure in ((measured, f"{expected:.3f}"), (same, "n/a")):
         text = section(report_data(one, edge, {}), (), ())
-        assert f"<p>AUROC of the score for &quot;edge disagrees with full&quot;: {says}.</p>" in text
+        assert f"<p>AUROC of the score for &quot;edge disagrees with full&quot;: {figure}.</p>" in text
     tiered = figures(same).variants[0].tiered
     assert tiered.auroc is None
     assert "AUROC" not in section(report_data(_replaced(measured, full=None), edge, {}), (), ())

@@ -48,12 +48,12 @@ def without_batch(bundle: Bundle) -> Bundle:
 
 @pytest.mark.parametrize(("make", "operator"), DEPENDENT_ON_BATCH.items())
 def test_a_model_that_depends_on_the_batch_gets_batch_1(tmp_path: Path, make: MakeModel, operator: str) -> None:
-    made, warnings = created(tmp_path, make)
-    assert made.manifest.edge[0].batch == 1
+    bundle, warnings = created(tmp_path, make)
+    assert bundle.manifest.edge[0].batch == 1
     assert "when it runs with other rows" in warnings[0] and "The manifest gets `batch: 1`" in warnings[0]
     assert operator in warnings[0]
-    run("bundle", "verify", made.path, code=0)
-    assert "edge has `batch: 1`: it runs with one row at a time." in run("bundle", "get", made.path, code=0)
+    run("bundle", "verify", bundle.path, code=0)
+    assert "edge has `batch: 1`: it runs with one row at a time." in run("bundle", "get", bundle.path, code=0)
 
 
 @pytest.mark.parametrize(("make", "operator"), DEPENDENT_ON_RUN.items())
@@ -67,12 +67,12 @@ def test_a_model_that_depends_on_chance_is_refused(tmp_path: Path, make: MakeMod
 def test_made_up_rows_are_drawn_in_their_own_type(datatype: str) -> None:
     row = np.zeros((1, 64, 64), DATATYPES[datatype])
     tracemalloc.start()
-    made = noise({"x": row}, 256)["x"]
+    drawn = noise({"x": row}, 256)["x"]
     _, most_bytes = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert (made.dtype, len(made)) == (row.dtype, 256)
-    assert most_bytes < (4 if datatype == "FP16" else 1.1) * made.nbytes
-    assert made.max() > made.min()
+    assert (drawn.dtype, len(drawn)) == (row.dtype, 256)
+    assert most_bytes < (4 if datatype == "FP16" else 1.1) * drawn.nbytes
+    assert drawn.max() > drawn.min()
 
 
 def test_a_model_of_no_use_row_by_row_is_named(tmp_path: Path) -> None:
@@ -81,12 +81,12 @@ def test_a_model_of_no_use_row_by_row_is_named(tmp_path: Path) -> None:
 
 
 def test_verify_refuses_a_bundle(tmp_path: Path) -> None:
-    made, _ = created(tmp_path, dynamically_quantised)
-    before = without_batch(made)
-    said = run("bundle", "verify", before.path, code=1)
-    assert "failed model edge: Model 'edge' answers row" in said
-    assert "DynamicQuantizeLinear takes its range from the whole batch; quantise statically" in said
-    assert "create the bundle again, which runs it with one row at a time" in said
+    bundle, _ = created(tmp_path, dynamically_quantised)
+    before = without_batch(bundle)
+    output = run("bundle", "verify", before.path, code=1)
+    assert "failed model edge: Model 'edge' answers row" in output
+    assert "DynamicQuantizeLinear takes its range from the whole batch; quantise statically" in output
+    assert "create the bundle again, which runs it with one row at a time" in output
 
 
 def test_a_bundle_that_needs_batch_1_is_neither_certified_nor_compressed(tmp_path: Path) -> None:
@@ -98,8 +98,8 @@ def test_a_bundle_that_needs_batch_1_is_neither_certified_nor_compressed(tmp_pat
     models = ("--edge", f"quick={quantised}", "--edge", f"plain={DIGITS / 'artefacts/edge.onnx'}")
     files = ("--full", DIGITS / "artefacts/full.onnx", "--labels", DIGITS / "labels.txt")
     out = tmp_path / "bundle"
-    said = run("bundle", "create", "--name", "d", *models, *files, *steps, "--out", out, code=0)
-    assert "DynamicQuantizeLinear" in said
+    output = run("bundle", "create", "--name", "d", *models, *files, *steps, "--out", out, code=0)
+    assert "DynamicQuantizeLinear" in output
     promise = ("--data", DIGITS / "heldout", "--epsilon", 0.1, "--delta", 0.1)
     before = without_batch(open_bundle(out))
     for command in ("certify", "compress"):
@@ -113,7 +113,7 @@ def test_a_bundle_that_needs_batch_1_is_neither_certified_nor_compressed(tmp_pat
 
 def test_create_and_verify_say_how_many_rows_ran(tmp_path: Path) -> None:
     counted: dict[str, int] = {}
-    made, _ = created(tmp_path, pure, count_rows=counted.__setitem__)
+    bundle, _ = created(tmp_path, pure, count_rows=counted.__setitem__)
     assert counted == {"edge": 256}
-    assert verify(made.path)[1].rows_checked == 256
-    assert "256 rows are independent" in run("bundle", "verify", made.path, code=0)
+    assert verify(bundle.path)[1].rows_checked == 256
+    assert "256 rows are independent" in run("bundle", "verify", bundle.path, code=0)

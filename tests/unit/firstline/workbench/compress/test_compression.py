@@ -49,8 +49,8 @@ def _residual(path: Path, channels: int = 16) -> Path:
         weights[f"{name}.b"] = random.normal(0, 0.1, shape[0]).astype(np.float32)
     weights |= {"fc.w": random.normal(0, 1, (2, channels)).astype(np.float32), "fc.b": np.zeros(2, np.float32)}
 
-    def convolution(given: str, name: str) -> Any:
-        return helper.make_node("Conv", [given, f"{name}.w", f"{name}.b"], [name], pads=[1, 1, 1, 1])
+    def convolution(input_name: str, name: str) -> Any:
+        return helper.make_node("Conv", [input_name, f"{name}.w", f"{name}.b"], [name], pads=[1, 1, 1, 1])
 
     nodes = [
         convolution("x", "stem"),
@@ -122,8 +122,8 @@ def test_labels_in_another_order_judge_no_candidate(tmp_path: Path) -> None:
     cells = [line.split(",") for line in lines]
     shifted = "".join(f"{name},{(int(label) + 1) % 10}\n" for name, label, *_ in cells)
     (tmp_path / "data/labels.csv").write_text(f"file,label\n{shifted}")
-    said = _run(_DIGITS / "bundle", "--data", tmp_path / "data", "--epsilon", 0.3, "--delta", 0.1, code=2).output
-    assert "answers meet the data's labels no better than by chance" in said
+    output = _run(_DIGITS / "bundle", "--data", tmp_path / "data", "--epsilon", 0.3, "--delta", 0.1, code=2).output
+    assert "answers meet the data's labels no better than by chance" in output
 
 
 def test_an_image_named_twice_is_refused(tmp_path: Path) -> None:
@@ -154,15 +154,15 @@ def test_every_format_gives_nearly_the_same_answers(tmp_path: Path) -> None:
     nodes = onnx_techniques.prepared(source, ready)
     assert len(nodes) == len(set(nodes)) == 4
     rows = _images(40)
-    wanted = _said(source, rows)
-    made = {name: tmp_path / f"{name}.onnx" for name in (*onnx_techniques.PLAIN, "static-int8")}
+    expected = _said(source, rows)
+    files = {name: tmp_path / f"{name}.onnx" for name in (*onnx_techniques.PLAIN, "static-int8")}
     for name, make in onnx_techniques.PLAIN.items():
-        make(ready, rows, made[name])
-    onnx_techniques.static_int8(ready, rows, made["static-int8"])
-    for name, file in made.items():
-        assert np.abs(_said(file, rows) - wanted).mean() < 0.05 * np.abs(wanted).mean(), name
+        make(ready, rows, files[name])
+    onnx_techniques.static_int8(ready, rows, files["static-int8"])
+    for name, file in files.items():
+        assert np.abs(_said(file, rows) - expected).mean() < 0.05 * np.abs(expected).mean(), name
         assert file.stat().st_size < source.stat().st_size
-    assert precision_of(made["int8-weights"], "onnx") == "int8"
+    assert precision_of(files["int8-weights"], "onnx") == "int8"
 
     some = tmp_path / "some.onnx"
     onnx_techniques.static_int8(ready, rows[:20], some, exclude=nodes[:2])
@@ -173,16 +173,16 @@ def test_every_format_gives_nearly_the_same_answers(tmp_path: Path) -> None:
 
 def test_static_int8_weights_have_seven_bits(tmp_path: Path) -> None:
     """More would overflow on some processors, where the model's answers would not be those that were certified."""
-    source, ready, made = _residual(tmp_path / "m.onnx"), tmp_path / "ready.onnx", tmp_path / "int8.onnx"
+    source, ready, quantised = _residual(tmp_path / "m.onnx"), tmp_path / "ready.onnx", tmp_path / "int8.onnx"
     onnx_techniques.prepared(source, ready)
-    onnx_techniques.static_int8(ready, _images(20), made)
-    tensors = [each for each in onnx.load(made).graph.initializer if each.data_type == TensorProto.INT8]
+    onnx_techniques.static_int8(ready, _images(20), quantised)
+    tensors = [each for each in onnx.load(quantised).graph.initializer if each.data_type == TensorProto.INT8]
     assert tensors and max(np.abs(numpy_helper.to_array(each).astype(int)).max() for each in tensors) <= 64
 
 
 @pytest.mark.parametrize("listed", [False, True])
 def test_models_of_old_exporters_are_quantised(tmp_path: Path, listed: bool) -> None:
-    source, ready, made = _residual(tmp_path / "m.onnx"), tmp_path / "ready.onnx", tmp_path / "made.onnx"
+    source, ready, quantised = _residual(tmp_path / "m.onnx"), tmp_path / "ready.onnx", tmp_path / "made.onnx"
     model = onnx.load(source)
     model.opset_import[0].version = 11
     if listed:  # weights are among the inputs, as they had to be
@@ -192,40 +192,40 @@ def test_models_of_old_exporters_are_quantised(tmp_path: Path, listed: bool) -> 
         )
     onnx.save(model, source)
     nodes, rows = onnx_techniques.prepared(source, ready), _images(20)
-    wanted = _said(ready, rows)
+    expected = _said(ready, rows)
     for make in (*onnx_techniques.PLAIN.values(), onnx_techniques.static_int8):
-        make(ready, rows, made)
-        assert np.abs(_said(made, rows) - wanted).mean() < 0.05 * np.abs(wanted).mean()
-        assert made.stat().st_size < ready.stat().st_size
+        make(ready, rows, quantised)
+        assert np.abs(_said(quantised, rows) - expected).mean() < 0.05 * np.abs(expected).mean()
+        assert quantised.stat().st_size < ready.stat().st_size
     assert len(nodes) == 4
 
 
 def test_the_most_sensitive_operator_stays_in_fp32(tmp_path: Path) -> None:
-    said = _said(_residual(tmp_path / "m.onnx"), _images(80))
+    logits = _said(_residual(tmp_path / "m.onnx"), _images(80))
     model = onnx.load(tmp_path / "m.onnx")
     constants = {tensor.name: tensor for tensor in model.graph.initializer}
     spread = numpy_helper.to_array(constants["fc.w"]).copy()
     spread[:, 3] += 400  # both classes alike; seven bits then have no step left for what tells them apart
-    even = np.array([0, np.median(said[:, 0] - said[:, 1])], np.float32)
+    even = np.array([0, np.median(logits[:, 0] - logits[:, 1])], np.float32)
     constants["fc.w"].CopyFrom(numpy_helper.from_array(spread, "fc.w"))
     constants["fc.b"].CopyFrom(numpy_helper.from_array(even, "fc.b"))
     onnx.save(model, tmp_path / "m.onnx")
     ready = tmp_path / "ready.onnx"
     nodes = onnx_techniques.prepared(tmp_path / "m.onnx", ready)
     rows = _images(80)
-    told: list[tuple[int, int]] = []
+    reports: list[tuple[int, int]] = []
     left_out = onnx_techniques.sensitive_nodes(
-        ready, nodes, rows[:30], rows[30:], tmp_path, progress=lambda *done: told.append(done)
+        ready, nodes, rows[:30], rows[30:], tmp_path, progress=lambda *done: reports.append(done)
     )
     assert left_out == (next(node for node in nodes if node.startswith("Gemm")),)
-    assert told[-1] == (4, 4)
+    assert reports[-1] == (4, 4)
 
 
 def test_variants_are_ordered_by_kept_share() -> None:
     there = open_bundle(_DIGITS / "bundle").manifest.edge
     new = msgspec.structs.replace(there[0], id="new")
-    kept = dict(zip((*(model.id for model in there), "new"), (0.8, 0.7, 0.6, 0.75), strict=True))
-    figures = {name: Figures(name, 0.9, 1.0, 1, share) for name, share in kept.items()}
+    shares = dict(zip((*(model.id for model in there), "new"), (0.8, 0.7, 0.6, 0.75), strict=True))
+    figures = {name: Figures(name, 0.9, 1.0, 1, share) for name, share in shares.items()}
     assert [model.id for model in ordered_variants(there, [new], figures)] == [
         there[0].id,
         "new",
@@ -268,11 +268,11 @@ def test_accepted_candidates_become_the_next_version(tmp_path: Path) -> None:
     assert {name for name, one in by_technique.items() if one["batch"] == 1} == {"dynamic-int8"}
     taken = "edge-onnx-int8-weights"
     assert taken in found["taken"]
-    made = open_bundle(out)
+    compressed = open_bundle(out)
     old = open_bundle(_DIGITS / "bundle").manifest
-    assert (made.manifest.version, found["version"]) == (old.version + 1, old.version + 1)
-    new = next(model for model in made.manifest.edge if model.id == taken)
-    certificate = valid_certificate(made.manifest, new)
+    assert (compressed.manifest.version, found["version"]) == (old.version + 1, old.version + 1)
+    new = next(model for model in compressed.manifest.edge if model.id == taken)
+    certificate = valid_certificate(compressed.manifest, new)
     assert (certificate.epsilon, certificate.delta, certificate.n) == (0.1, 0.1, 179)
     assert new.measured == {"accuracy": round(found["certified_accuracy"][taken], 4)}
     assert certificate.kept == by_technique["int8-weights"]["figures"]["kept"]
@@ -286,10 +286,10 @@ def test_accepted_candidates_become_the_next_version(tmp_path: Path) -> None:
         "certify_rows": "179",
     }
     assert set(new.provenance.libraries) == {"firstline", "onnx", "onnxruntime"}
-    answers = read_golden(made, made.manifest.golden.artefact)
-    assert set(answers.outputs) == {model.id for model in made.manifest.edge}
+    answers = read_golden(compressed, compressed.manifest.golden.artefact)
+    assert set(answers.outputs) == {model.id for model in compressed.manifest.edge}
     assert answers.inputs == read_golden(open_bundle(_DIGITS / "bundle"), old.golden.artefact).inputs
-    assert made.manifest.golden.tolerance == old.golden.tolerance
+    assert compressed.manifest.golden.tolerance == old.golden.tolerance
     assert not [check for check in verify(out) if check.outcome == "failed"]
     for more in ((), ("--force",)):  # which takes the refused, and no more
         assert (
@@ -325,14 +325,14 @@ def cells(tmp_path: Path) -> Path:
 
 
 def test_candidates_of_a_detector_are_certified_for_events(cells: Path) -> None:
-    asked = (cells / "bundle", "--data", cells / "data", "--force")
+    arguments = (cells / "bundle", "--data", cells / "data", "--force")
     promises = ("--promise", "missed bright 25% at 80%", "--promise", "invented bright 25% at 70%")
-    found = _json(*asked, *promises, "--out", cells / "next")
+    found = _json(*arguments, *promises, "--out", cells / "next")
     bounds = {"missed bright": {"epsilon": 0.25, "delta": 0.2}, "invented bright": {"epsilon": 0.25, "delta": 0.3}}
     assert found["promise"] == {"epsilon": 0.25, "delta": 0.3, "contract": "events", "events": bounds}
     assert found["sequences"]["effective"] == 1
-    made = open_bundle(cells / "next").manifest
-    certificates = {model.id: valid_certificate(made, model) for model in made.edge}
+    manifest = open_bundle(cells / "next").manifest
+    certificates = {model.id: valid_certificate(manifest, model) for model in manifest.edge}
     assert len(found["taken"]) == 4
     for name in found["taken"]:
         certificate = certificates[name]
@@ -351,12 +351,12 @@ def test_candidates_of_a_detector_are_certified_for_events(cells: Path) -> None:
 
 
 def test_compressing_a_detector_needs_a_promise_about_an_event(cells: Path) -> None:
-    asked = (cells / "bundle", "--data", cells / "data")
+    arguments = (cells / "bundle", "--data", cells / "data")
     for terms in ((), ("--epsilon", 0.1, "--delta", 0.1)):
-        assert "A contract of the task detection names an event" in _run(*asked, *terms, code=2).output
+        assert "A contract of the task detection names an event" in _run(*arguments, *terms, code=2).output
     both = ("--promise", "missed bright 25% at 80%", "--epsilon", 0.1)
-    assert "leave out --epsilon and --delta" in _run(*asked, *both, code=2).output
-    assert "no event 'missed dark'" in _run(*asked, "--promise", "missed dark 25% at 80%", code=2).output
+    assert "leave out --epsilon and --delta" in _run(*arguments, *both, code=2).output
+    assert "no event 'missed dark'" in _run(*arguments, "--promise", "missed dark 25% at 80%", code=2).output
 
 
 def test_uncertified_candidates_are_refused_unless_forced(tmp_path: Path) -> None:
@@ -380,7 +380,7 @@ def test_a_model_without_an_axis_of_rows_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "message"),
     [
         (("--of", "edge-tflite-int8"), "is int8; models in fp32 are compressed"),
         (("--of", "edge-tflite-float", "--student", "edge-onnx", "--train", "1"), "learns the logits of an ONNX model"),
@@ -389,16 +389,16 @@ def test_a_model_without_an_axis_of_rows_is_refused() -> None:
         (("--limit", "50"), "give 100 or more"),
     ],
 )
-def test_invalid_options_are_refused(arguments: tuple[str, ...], says: str) -> None:
-    assert says in _run(_DIGITS / "bundle", "--data", _HELDOUT, *arguments, code=2).output
+def test_invalid_options_are_refused(arguments: tuple[str, ...], message: str) -> None:
+    assert message in _run(_DIGITS / "bundle", "--data", _HELDOUT, *arguments, code=2).output
 
 
 @pytest.mark.parametrize("out", ["afile/next", "afile/more/next", "/proc/none/next"])
 def test_an_unwritable_folder_is_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, out: str) -> None:
     monkeypatch.setattr("firstline.cli.compress.compress", lambda *_, **__: pytest.fail("it worked for nothing"))
     (tmp_path / "afile").touch()
-    said = _run(_DIGITS / "bundle", "--data", _HELDOUT, "--out", tmp_path / out, code=2).output
-    assert f"The bundle {tmp_path / out} cannot be written:" in said
+    output = _run(_DIGITS / "bundle", "--data", _HELDOUT, "--out", tmp_path / out, code=2).output
+    assert f"The bundle {tmp_path / out} cannot be written:" in output
     assert [left.name for left in tmp_path.iterdir()] == ["afile"]
 
 
@@ -421,8 +421,8 @@ def _with_edge(folder: Path, nodes: list[Any], weights: list[Any]) -> Path:
     shutil.copytree(_DIGITS / "bundle", folder)
     manifest = open_bundle(folder).manifest
     edge = manifest.edge[0]
-    known = onnx.load(folder / edge.artefact.file).graph
-    content = write_graph(folder / "other.onnx", nodes, list(known.input), list(known.output), weights).read_bytes()
+    graph = onnx.load(folder / edge.artefact.file).graph
+    content = write_graph(folder / "other.onnx", nodes, list(graph.input), list(graph.output), weights).read_bytes()
     artefact = Artefact("other.onnx", sha256(content).hexdigest(), len(content))
     other = msgspec.structs.replace(edge, artefact=artefact, certificate=None)
     (folder / "manifest.json").write_bytes(
@@ -448,9 +448,9 @@ def test_a_model_without_weights_has_no_candidates(tmp_path: Path) -> None:
 
 
 def test_constant_nodes_are_quantised(tmp_path: Path) -> None:
-    known = onnx.load(_DIGITS / "bundle/edge-onnx.onnx").graph
-    constants = [helper.make_node("Constant", [], [one.name], value=one) for one in known.initializer]
-    bundle = _with_edge(tmp_path / "nodes", [*constants, *known.node], [])
+    graph = onnx.load(_DIGITS / "bundle/edge-onnx.onnx").graph
+    constants = [helper.make_node("Constant", [], [one.name], value=one) for one in graph.initializer]
+    bundle = _with_edge(tmp_path / "nodes", [*constants, *graph.node], [])
     assert precision_of(bundle / "other.onnx", "onnx") == "fp32"
     assert all(one["figures"] for one in _json(bundle, "--data", _HELDOUT, "--limit", 100)["candidates"])
 

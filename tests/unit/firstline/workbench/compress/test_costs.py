@@ -62,10 +62,10 @@ def test_a_profile_without_the_source_is_refused(tmp_path: Path) -> None:
 
 
 def test_candidates_are_judged_by_the_targets_figures(tmp_path: Path, everything: Bundle) -> None:
-    made = {model.id: model for model in everything.manifest.models}
+    models = {model.id: model for model in everything.manifest.models}
 
     def ran(ms: float, name: str, energy_mj: float) -> Point:
-        return replace(point(ms, variant=name, digest=made[name].digest), energy_mj=Modelled(energy_mj, "stated"))
+        return replace(point(ms, variant=name, digest=models[name].digest), energy_mj=Modelled(energy_mj, "stated"))
 
     ways = (ran(1.0, "edge-onnx", 2.0), ran(0.1, "edge-onnx-static-int8", 0.1), ran(2.0, "edge-onnx-dynamic-int8", 3.0))
     (tmp_path / "board.json").write_bytes(encode(_profile(*ways)))

@@ -135,17 +135,17 @@ def test_mapped_rows_use_little_memory(tmp_path: Path) -> None:
     model = load_model(bundle, bundle.manifest.edge[0], RuntimeOptions())
     inputs = (bundle.manifest.inputs[0],)
     try:
-        wanted = preprocessed_rows(model, dataset, inputs)
+        expected = preprocessed_rows(model, dataset, inputs)
         tracemalloc.start()
-        held = preprocessed_rows(model, dataset, inputs, place=tmp_path / "rows")
+        mapped = preprocessed_rows(model, dataset, inputs, place=tmp_path / "rows")
         _, peak_bytes = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
         model.close()
-    assert np.array_equal(held, wanted)
-    assert type(held) is np.ndarray
-    assert (tmp_path / "rows").stat().st_size == wanted.nbytes
-    assert peak_bytes < wanted.nbytes / 2
+    assert np.array_equal(mapped, expected)
+    assert type(mapped) is np.ndarray
+    assert (tmp_path / "rows").stat().st_size == expected.nbytes
+    assert peak_bytes < expected.nbytes / 2
 
 
 def test_texts_are_not_mapped(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ def candidate(**fields: float | Reading | None) -> Figures:
 
 
 @pytest.mark.parametrize(
-    ("made", "says"),
+    ("figures", "message"),
     [
         (
             candidate(accuracy=0.87, latency_ms=1.0),
@@ -27,14 +27,14 @@ def candidate(**fields: float | Reading | None) -> Figures:
         (candidate(latency_ms=5.5, size_bytes=2000), "worse in size"),
     ],
 )
-def test_refused_candidates_have_reasons(made: Figures, says: str) -> None:
-    found = judge(made, SOURCE, [SOURCE], 0.02)
+def test_refused_candidates_have_reasons(figures: Figures, message: str) -> None:
+    found = judge(figures, SOURCE, [SOURCE], 0.02)
     assert not found.accepted
-    assert any(says in reason for reason in found.reasons), found.reasons
+    assert any(message in reason for reason in found.reasons), found.reasons
 
 
 @pytest.mark.parametrize(
-    "made",
+    "figures",
     [
         candidate(accuracy=0.88, latency_ms=5.0),  # exactly what may be lost
         candidate(latency_ms=10.4, size_bytes=800),  # a little slower is nothing
@@ -42,8 +42,8 @@ def test_refused_candidates_have_reasons(made: Figures, says: str) -> None:
         candidate(latency_ms=9.0, kept=0.73),
     ],
 )
-def test_better_candidates_are_accepted(made: Figures) -> None:
-    found = judge(made, SOURCE, [SOURCE], 0.02)
+def test_better_candidates_are_accepted(figures: Figures) -> None:
+    found = judge(figures, SOURCE, [SOURCE], 0.02)
     assert found.accepted, found.reasons
     assert found.reasons[0].endswith("against source")
 
@@ -62,9 +62,9 @@ def test_energy_counts_if_both_sides_have_it() -> None:
 def test_a_candidate_competes_with_all_equally_accurate_models() -> None:
     small = Figures("small", accuracy=0.885, latency_ms=4.0, size_bytes=400, kept=0.8)
     worse = msgspec.structs.replace(small, id="worse", accuracy=0.8)
-    made = candidate(latency_ms=6.0, size_bytes=600)
-    assert judge(made, SOURCE, [SOURCE, worse], 0.02).accepted
-    refused = judge(made, SOURCE, [SOURCE, small, worse], 0.02)
+    figures = candidate(latency_ms=6.0, size_bytes=600)
+    assert judge(figures, SOURCE, [SOURCE, worse], 0.02).accepted
+    refused = judge(figures, SOURCE, [SOURCE, small, worse], 0.02)
     assert not refused.accepted
     assert len(refused.reasons) == 1
     assert "against small" in refused.reasons[0]
@@ -98,9 +98,9 @@ def test_an_unmeasured_source_is_not_compared() -> None:
 
 def test_a_certified_bundle_needs_certified_candidates() -> None:
     unproved = [msgspec.structs.replace(SOURCE, kept=0.0)]
-    made = candidate(latency_ms=5.0, kept=0.0)
-    assert judge(made, unproved[0], unproved, 0.02).accepted
-    refused = judge(made, unproved[0], unproved, 0.02, promised=True)
+    figures = candidate(latency_ms=5.0, kept=0.0)
+    assert judge(figures, unproved[0], unproved, 0.02).accepted
+    refused = judge(figures, unproved[0], unproved, 0.02, promised=True)
     assert refused.reasons == (
         "it is not certified on this data, and a model of the bundle has a certificate; give more images",
     )

@@ -25,10 +25,10 @@ def _network(path: Path, seed: int, channels: int = 8) -> Path:
     random = np.random.default_rng(seed)
     weights: dict[str, Any] = {}
 
-    def convolution(given: str, name: str, inputs: int) -> Any:
+    def convolution(input_name: str, name: str, inputs: int) -> Any:
         weights[f"{name}.w"] = random.normal(0, 0.3, (channels, inputs, 3, 3)).astype(np.float32)
         weights[f"{name}.b"] = np.zeros(channels, np.float32)
-        return helper.make_node("Conv", [given, f"{name}.w", f"{name}.b"], [name], pads=[1, 1, 1, 1])
+        return helper.make_node("Conv", [input_name, f"{name}.w", f"{name}.b"], [name], pads=[1, 1, 1, 1])
 
     nodes = [
         convolution("x", "first", 3),
@@ -49,16 +49,16 @@ def _images(count: int, seed: int = 1) -> Any:
 
 def _error(model: Path, teacher: Path, rows: Any) -> float:
     """Squared error of the difference of both logits."""
-    found, wanted = (np.diff(ReferenceEvaluator(onnx.load(one)).run(None, {"x": rows})[0]) for one in (model, teacher))
-    return float(np.square(found - wanted).mean())
+    found, target = (np.diff(ReferenceEvaluator(onnx.load(one)).run(None, {"x": rows})[0]) for one in (model, teacher))
+    return float(np.square(found - target).mean())
 
 
 def test_views_are_of_the_same_images() -> None:
     rows = np.random.default_rng(0).random((6, 3, 8, 8), np.float32)
-    made = views(rows, np.random.default_rng(1))
-    assert (made.shape, made.dtype) == (rows.shape, np.float32)
-    assert not np.array_equal(made, rows)
-    assert np.array_equal(made, views(rows, np.random.default_rng(1)))
+    augmented = views(rows, np.random.default_rng(1))
+    assert (augmented.shape, augmented.dtype) == (rows.shape, np.float32)
+    assert not np.array_equal(augmented, rows)
+    assert np.array_equal(augmented, views(rows, np.random.default_rng(1)))
     assert views(rows.reshape(6, -1), np.random.default_rng(1)).shape == (6, 192)
 
 
@@ -69,7 +69,7 @@ def test_a_student_has_the_input_and_output_of_its_teacher() -> None:
     alike = msgspec.structs.replace(manifest.full, inputs=edge.inputs, postprocess=edge.postprocess)
     assert start_of(manifest, alike, edge.id) == edge
     other = msgspec.structs.replace(alike, inputs=(ModelInput("image"),))
-    for source, wanted, words in (
+    for source, teacher, words in (
         (alike, "nobody", "has no model 'nobody'"),
         (alike, "full", "cannot teach itself"),
         (alike, "edge-tflite-int8", "starts as ONNX in fp32"),
@@ -77,7 +77,7 @@ def test_a_student_has_the_input_and_output_of_its_teacher() -> None:
         (replace(alike, postprocess=()), edge.id, "learns the logits"),
     ):
         with pytest.raises(ConfigError, match=words):
-            start_of(manifest, source, wanted)
+            start_of(manifest, source, teacher)
 
 
 @pytest.mark.train

@@ -49,7 +49,7 @@ def test_coco_boxes_are_the_truth_of_a_detector(tmp_path: Path, place: str) -> N
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "message"),
     [
         ({"annotations": [{"image_id": 7, "category_id": 17, "bbox": [0, 0, 1]}]}, r"not in COCO's form .*bbox"),
         (
@@ -72,9 +72,9 @@ def test_coco_boxes_are_the_truth_of_a_detector(tmp_path: Path, place: str) -> N
         ),
     ],
 )
-def test_wrong_coco_file_is_explained(tmp_path: Path, change: dict[str, Any], says: str) -> None:
+def test_wrong_coco_file_is_explained(tmp_path: Path, change: dict[str, Any], message: str) -> None:
     (_images(tmp_path) / "annotations.json").write_text(json.dumps(COCO | change))
-    with pytest.raises(ConfigError, match=says):
+    with pytest.raises(ConfigError, match=message):
         open_dataset(tmp_path).truth(PETS)
 
 

@@ -254,8 +254,8 @@ def test_archive_without_labels_is_read_whole(tmp_path: Path) -> None:
     for place in (tmp_path, tmp_path / "images.zip"):
         assert list(open_dataset(place).contents()) == [b"one", b"two"]
     (tmp_path / "empty" / "images").mkdir(parents=True)
-    for folder, says in ((tmp_path / "empty", "holds no images"), (tmp_path / "none", "none does not exist")):
-        with pytest.raises(ConfigError, match=says):
+    for folder, message in ((tmp_path / "empty", "holds no images"), (tmp_path / "none", "none does not exist")):
+        with pytest.raises(ConfigError, match=message):
             open_dataset(folder)
 
 

@@ -36,7 +36,7 @@ def test_absent_mask_is_ignored(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "says"),
+    ("content", "message"),
     [
         (_png(Image.new("RGB", (2, 2))), "has the mode RGB; a mask has one class"),
         (_png(Image.new("L", (2, 2), 7)), "has the class 7; the bundle has 0 to 2, and 255 is ignored"),
@@ -46,7 +46,7 @@ def test_absent_mask_is_ignored(tmp_path: Path) -> None:
         (_png(Image.new("L", (4, 2))), "has 4x2 pixels, but its upright image 2x2; save a mask of the image's size"),
     ],
 )
-def test_wrong_mask_is_named(tmp_path: Path, content: bytes, says: str) -> None:
+def test_wrong_mask_is_named(tmp_path: Path, content: bytes, message: str) -> None:
     (tmp_path / "m.png").write_bytes(content)
-    with pytest.raises(ConfigError, match=says):
+    with pytest.raises(ConfigError, match=message):
         read_mask(tmp_path / "m.png", (2, 2), (2, 2), 3)

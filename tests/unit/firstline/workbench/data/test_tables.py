@@ -94,21 +94,21 @@ def test_rows_of_equal_inputs_have_equal_digests(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "says"),
+    ("content", "message"),
     [
         ("carat\n1\nmany\n", r"rows\.csv:3, column 'carat', is 'many'; write a number, .*: the model takes FP32"),
         ('carat\n"[1, ""a""]"\n', r"rows\.csv:2, column 'carat', is \['1', 'a'\]|is \[1, 'a'\]"),
         ("carat,x\n1,2,\n1,5,2\n", r"rows\.csv:3 has more than 2 cells"),
     ],
 )
-def test_csv_error_names_line_and_column(tmp_path: Path, content: str, says: str) -> None:
+def test_csv_error_names_line_and_column(tmp_path: Path, content: str, message: str) -> None:
     (tmp_path / "rows.csv").write_text(content)
-    with pytest.raises(ConfigError, match=says):
+    with pytest.raises(ConfigError, match=message):
         list(open_dataset(tmp_path / "rows.csv").rows((CARAT,)))
 
 
 @pytest.mark.parametrize(
-    ("content", "says"),
+    ("content", "message"),
     [
         (b'{"carat": 1}\n\n{"carat": \n', r"rows\.jsonl:3 is not a JSON object"),
         (b'{"carat": 1}\n{}\n', r"rows\.jsonl:2, column 'carat', is empty"),
@@ -122,9 +122,9 @@ def test_csv_error_names_line_and_column(tmp_path: Path, content: str, says: str
         (b"\xff\n", r"rows\.jsonl:1 is not a JSON object"),
     ],
 )
-def test_json_error_names_line_and_column(tmp_path: Path, content: bytes, says: str) -> None:
+def test_json_error_names_line_and_column(tmp_path: Path, content: bytes, message: str) -> None:
     (tmp_path / "rows.jsonl").write_bytes(content)
-    with pytest.raises(ConfigError, match=says):
+    with pytest.raises(ConfigError, match=message):
         list(open_dataset(tmp_path / "rows.jsonl").rows((CARAT,)))
 
 
@@ -170,7 +170,7 @@ def _npy(header: str, data: bytes = b"") -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("member", "says"),
+    ("member", "message"),
     [
         (_npy("{'descr': '<f4', 'fortran_order': False, 'shape': (1000000000, 4)}"), "declares 16000000000 bytes"),
         (_npy("{'descr': '|O', 'fortran_order': False, 'shape': (1,)}"), "holds Python objects"),
@@ -183,10 +183,10 @@ def _npy(header: str, data: bytes = b"") -> bytes:
         (_npy("{'descr': '<f4', 'fortran_order': False, 'shape': (99999999999999999999, 0)}"), "at most 67108864"),
     ],
 )  # fmt: skip
-def test_npz_is_checked_before_it_is_read(tmp_path: Path, member: bytes, says: str) -> None:
+def test_npz_is_checked_before_it_is_read(tmp_path: Path, member: bytes, message: str) -> None:
     with zipfile.ZipFile(tmp_path / "rows.npz", "w") as archive:
         archive.writestr("carat.npy", member)
-    with pytest.raises(ConfigError, match=says):
+    with pytest.raises(ConfigError, match=message):
         open_dataset(tmp_path / "rows.npz")
 
 

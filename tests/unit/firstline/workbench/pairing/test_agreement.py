@@ -37,8 +37,8 @@ FULL = _boxes([(0, 0, 0.9), (50, 1, 0.8)], [(20, 1, 0.7)], [])
 
 def test_detectors_that_agree_are_counted() -> None:
     edge = _boxes([(1, 0, 0.6)], [(20, 1, 0.7)], [(70, 0, 0.5)])
-    said = check_agreement(DETECTION, edge, FULL, {})
-    assert said == "it finds 2 of the 3 objects that the full model finds, and 1 others"
+    sentence = check_agreement(DETECTION, edge, FULL, {})
+    assert sentence == "it finds 2 of the 3 objects that the full model finds, and 1 others"
 
 
 def test_a_detector_with_other_boxes_is_refused() -> None:

@@ -90,7 +90,7 @@ def test_data_tell_which_output_is_the_background() -> None:
 
 
 @pytest.mark.parametrize(
-    ("readings", "given", "message"),
+    ("readings", "classes", "message"),
     [
         ({"full": _classifier(classes=5)}, THREE, "full model has 5 outputs and there are 3 labels"),
         ({"full": _detector(classes=5)}, THREE, "full model has 5 classes and there are 3 labels"),
@@ -101,9 +101,9 @@ def test_data_tell_which_output_is_the_background() -> None:
         ),
     ],
 )
-def test_other_classes_are_refused(readings: Any, given: tuple[str, ...], message: str) -> None:
+def test_other_classes_are_refused(readings: Any, classes: tuple[str, ...], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        label(readings, given, {})
+        label(readings, classes, {})
 
 
 def test_label_files_without_labels_are_ignored(tmp_path: Path) -> None:

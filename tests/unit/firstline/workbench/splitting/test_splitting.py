@@ -93,10 +93,10 @@ def test_auto_keeps_cuts_narrower_than_all_before() -> None:
 
 def test_the_digits_model_is_measured() -> None:
     bundle, dataset = open_bundle(_DIGITS / "bundle"), open_dataset(_DIGITS / "heldout", 40)
-    told: list[tuple[int, int]] = []
-    found = measure_splits(bundle, dataset, progress=lambda done, total: told.append((done, total)))
+    reports: list[tuple[int, int]] = []
+    found = measure_splits(bundle, dataset, progress=lambda done, total: reports.append((done, total)))
     assert found.model_digest == bundle.manifest.full.digest
-    assert (found.rows, told[-1]) == (40, (40, 40))
+    assert (found.rows, reports[-1]) == (40, (40, 40))
     assert found.input_bytes == np.mean([len(encoded) for encoded in dataset.contents()])
     [cut] = found.cuts  # everything after the pixels is wider
     assert (cut.shape, found.points) == ((1, 64), 3)
@@ -124,8 +124,8 @@ def test_a_coarse_checkpoint_causes_disagreement() -> None:
 def test_split_prints_the_fastest_way_by_bandwidth(tmp_path: Path) -> None:
     command = ("profile", "split", _DIGITS / "bundle", "--data", _DIGITS / "heldout", "--limit", 20)
     out = tmp_path / "cuts"
-    told = run(*command, "--device-slowdown", 0.001, "--out", out).stdout
-    assert "whatever the bandwidth: the whole model on the device" in told
+    output = run(*command, "--device-slowdown", 0.001, "--out", out).stdout
+    assert "whatever the bandwidth: the whole model on the device" in output
     assert sorted(path.name for path in out.iterdir()) == ["head-0.onnx", "split.json", "tail-0.onnx"]
     assert decode((out / "split.json").read_bytes(), "split.json").rows == 20
     assert "exists" in run(*command, "--out", out, code=2).stderr
