@@ -395,7 +395,7 @@ def other_contract_sentence(result: CertificationResult, terms: Terms, *, graded
 def _threshold_sentence(
     result: CertificationResult, promise: str, needed: str, bounded: str, in_words: Callable[[float], str]
 ) -> str:
-    """Returns at which threshold a promise is proved, and the upper bound; without a proof, what it needs."""
+    """Returns the threshold at which a promise is proved, and the upper bound; without a proof, the data it needs."""
     if result.threshold is None or result.risk_upper is None:
         return f"Not certified on {result.n} rows that {promise}; escalate everything. {needed}"
     return (

@@ -51,14 +51,14 @@ def table(*columns: str, rows: Iterable[Sequence[str]] = ()) -> Table:
     from rich import box
     from rich.table import Table
 
-    table_ = Table(box=box.SIMPLE, pad_edge=False)
+    rich_table = Table(box=box.SIMPLE, pad_edge=False)
     for column in columns:
-        table_.add_column(
+        rich_table.add_column(
             column.removeprefix(">"), justify="right" if column.startswith(">") else "left", overflow="fold"
         )
     for row in rows:
-        table_.add_row(*map(escaped, row))
-    return table_
+        rich_table.add_row(*map(escaped, row))
+    return rich_table
 
 
 def print_table(made: Table) -> None:

@@ -130,9 +130,8 @@ def describe(app: FastAPI) -> None:
                 if "description" in operation:  # of the framework's routes: the docstring, which is one sentence
                     operation["summary"] = " ".join(operation.pop("description").split())
                 responses = operation["responses"]
-                if "HTTPValidationError" in str(
-                    responses.get("422")
-                ):  # the framework's own, which is answered as a 400
+                # The framework's own, which is answered as a 400.
+                if "HTTPValidationError" in str(responses.get("422")):
                     del responses["422"]
                 responses |= refusals(problems=path.startswith(errors.PROBLEMS_BELOW))
                 schemas.update(operation.pop(SCHEMAS, {}))

@@ -283,7 +283,7 @@ class Access:
 
 
 def _noted(name: str) -> Any:
-    """Returns a parameter of routes: what the router's dependency of `Access` noted about the caller."""
+    """Returns a parameter of routes by which they read a value that `Access` stored about the caller."""
 
     async def read(request: Request) -> Any:
         return getattr(request.state, name)

@@ -91,21 +91,21 @@ def why_unknown(role: str, file: ModelFile, near: Surroundings, raw: Mapping[str
         near: properties of the data.
         raw: outputs of a trial run, by name.
     """
-    of_data = near.kind or "tensor"
+    data_kind = near.kind or "tensor"
     kinds: tuple[Kind, ...] = ("image", "audio")
     for kind in kinds:
-        if kind != of_data and start_of(file, Surroundings(kind)) is not None:
+        if kind != data_kind and start_of(file, Surroundings(kind)) is not None:
             return (
-                f"The {role} model {file.name} takes {_DATA[kind]}, and the data hold {_DATA[of_data]}. Name data of "
+                f"The {role} model {file.name} takes {_DATA[kind]}, and the data hold {_DATA[data_kind]}. Name data of "
                 f"this kind with --data, or another model with --{role}."
             )
-    absent = [spec.name for spec in file.inputs if of_data == "tensor" and spec.name not in near.columns]
+    absent = [spec.name for spec in file.inputs if data_kind == "tensor" and spec.name not in near.columns]
     if absent and start_of(file, near) is None:
         return (
             f"The {role} model {file.name} takes {_listed(absent)}, and the data have no column of this name; they "
             f"have {_listed(near.columns)}. Name other data with --data, or rename the columns."
         )
-    if of_data == "image" and (boxes := _anchors(file.outputs)):
+    if data_kind == "image" and (boxes := _anchors(file.outputs)):
         return (
             f"The {role} model {file.name} gives {boxes} boxes and scores of anchors, as SSD does, but not of "
             "TensorFlow's anchors. Describe the anchors in a recipe for `firstline bundle create` (step 'anchors'), or "
@@ -129,10 +129,10 @@ def why_unknown(role: str, file: ModelFile, near: Surroundings, raw: Mapping[str
         for specs in (file.inputs, file.outputs)
     )
     advice = "Describe it in a recipe for `firstline bundle create`"
-    if of_data == "image":
+    if data_kind == "image":
         advice += ", or export it with its boxes decoded, its suppression inside, and an axis of rows first"
     return (
-        f"The {role} model {file.name} is of no family that `firstline pair` knows for {_DATA[of_data]} (inputs "
+        f"The {role} model {file.name} is of no family that `firstline pair` knows for {_DATA[data_kind]} (inputs "
         f"{takes}; outputs {gives}). {advice}."
     )
 
