@@ -10,8 +10,8 @@ _PLAIN = {
     "a valid integer": "a whole number",
     "a valid number": "a number",
 }
-_LAST_S = 253_402_300_799.0
-"""The end of the year 9999, after which `datetime` has no times."""
+_FIRST_S, _LAST_S = -2_208_988_800.0, 253_402_300_799.0
+"""The beginning of 1900, and the end of 9999, after which `datetime` has no times."""
 _CONTROLS = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
 _UNITS = ((86_400.0, "day"), (3600.0, "hour"), (60.0, "minute"))
 
@@ -46,8 +46,8 @@ def duration_text(seconds: float) -> str:
 
 
 def utc_time(wall_s: float) -> datetime:
-    """Returns a wall time in UTC; one outside of 1970 to 9999 becomes the first or the last of these years."""
-    return datetime.fromtimestamp(min(max(wall_s, 0.0), _LAST_S), UTC)
+    """Returns a wall time in UTC; one outside of 1900 to 9999 becomes the first or the last moment of these years."""
+    return datetime.fromtimestamp(min(max(wall_s, _FIRST_S), _LAST_S), UTC)
 
 
 def time_text(wall_s: float) -> str:

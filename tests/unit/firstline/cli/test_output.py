@@ -41,4 +41,4 @@ def test_no_text_of_a_table_becomes_an_emoji(capsys: pytest.CaptureFixture[str])
 
 def test_a_date_beyond_all_years_is_shown() -> None:
     """A profile has the time of its machine's clock."""
-    assert [date(1e18), date(-1e18), date(None)] == ["9999-12-31 23:59", "1970-01-01 00:00", "-"]
+    assert [date(1e18), date(-1e18), date(None)] == ["9999-12-31 23:59", "1900-01-01 00:00", "-"]
