@@ -17,6 +17,7 @@ Floats = NDArray[np.float64]
 _NEGLIGIBLE = 1e-17
 _BLOCK = 64  # terms at a time
 _LOG_2PI = math.log(2 * math.pi)
+_MOST_TRIALS = 2**62 - 1
 
 
 def cdf(errors: ArrayLike, trials: ArrayLike, rate: ArrayLike) -> Floats:
@@ -48,11 +49,17 @@ def cdf(errors: ArrayLike, trials: ArrayLike, rate: ArrayLike) -> Floats:
 def rows_needed(errors: int, rate: float, level: float) -> int:
     """Returns the fewest trials with `errors` errors whose Clopper-Pearson bound at `level` is at most `rate`.
 
-    Without errors that is ln(1/level) / ln(1/(1 - rate)): 299 for 1 % at 95 %. At most 2**62 - 1.
+    Without errors that is ln(1/level) / ln(1/(1 - rate)): 299 for 1 % at 95 %. At most `_MOST_TRIALS`.
     """
-    trials = range(errors, 2**62)
-    found = bisect_left(trials, True, key=lambda count: bool(cdf(errors, count, rate) <= level))
-    return trials[min(found, len(trials) - 1)]
+
+    def are_enough(trials: int) -> bool:
+        return bool(cdf(errors, trials, rate) <= level)
+
+    most = errors + 1
+    while most < _MOST_TRIALS and not are_enough(most):
+        most *= 2
+    between = range(most // 2, most)
+    return min(between.start + bisect_left(between, True, key=are_enough), _MOST_TRIALS)
 
 
 def _lower_tail(k: Floats, n: Floats, rate: Floats) -> Floats:
