@@ -33,7 +33,8 @@ LOCAL = re.compile(r"^(https?|wss?)://127\.0\.0\.1[:/]|^data:|^blob:")
 _GREEN = """() => [...document.querySelectorAll('.tone-good, .tone-good *')].filter(
   each => { const [r, g, b] = getComputedStyle(each).color.match(/\\d+/g).map(Number); return g > r + 30 && g > b + 30 }
   ).length"""
-_EXPECTED = ("WebSocket connection", "ERR_CONNECTION_REFUSED", "status of 401", "/nothing")
+# A page that the browser or the console closes may still send: "WebSocket is already in CLOSING or CLOSED state."
+_EXPECTED = ("WebSocket connection", "WebSocket is already", "ERR_CONNECTION_REFUSED", "status of 401", "/nothing")
 _FOCUS = """() => { const on = document.activeElement, style = getComputedStyle(on);
   const outlined = style.outlineStyle !== 'none' && parseFloat(style.outlineWidth) >= 2
   return { words: on.innerText, seen: outlined || style.boxShadow.includes('6px') } }"""
