@@ -44,8 +44,8 @@ class BrokerFolder:
     settings: Settings
 
     def __post_init__(self) -> None:
-        # Both are kept until a call has written all files.
-        self._is_reload_due = False
+        # Both are kept until a call has written all files. An earlier process may have ended before its broker reloaded.
+        self._is_reload_due = True
         self._refused: set[str] = set()
 
     def refresh(self, authorities: Authorities, credentials: KnownCredentials, now_s: float) -> set[str]:

@@ -144,6 +144,20 @@ def test_an_interrupted_revocation_is_completed_later(tmp_path: Path, blocked: s
         assert len(signals) == 1
 
 
+def test_a_new_process_makes_the_broker_reload_once(tmp_path: Path) -> None:
+    path, pid_file = tmp_path / "broker", tmp_path / "pid"
+    settings = Settings(broker=Broker(directory=str(path), hosts=("127.0.0.1",), pid_file=str(pid_file)))
+    authorities = open_authorities(tmp_path / "identity", NOW_S)
+    BrokerFolder(settings).refresh(authorities, NO_CREDENTIALS, NOW_S)
+    pid_file.write_text(str(os.getpid()))
+    folder = BrokerFolder(settings)
+    with sighups() as signals:
+        folder.refresh(authorities, NO_CREDENTIALS, NOW_S)
+        assert len(signals) == 1, "the first process may have been killed before its signal"
+        folder.refresh(authorities, NO_CREDENTIALS, NOW_S)
+        assert len(signals) == 1
+
+
 def test_the_configuration_appears_when_a_broker_can_start(tmp_path: Path) -> None:
     path = tmp_path / "broker"
     (path / CERTIFICATE).mkdir(parents=True)
