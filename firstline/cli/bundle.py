@@ -229,9 +229,10 @@ def _named(argument: str) -> tuple[Path, str]:
 
 def _calibration_text(calibration: Calibration) -> Iterator[str]:
     policy = calibration.policy
+    temperature = f"temperature {policy.score.temperature:g}, " if policy.score.temperature != 1 else ""
     yield (
-        f"Chosen on {calibration.samples} images, not certified: temperature {policy.score.temperature:g}, threshold "
-        f"{policy.threshold:g}. On those images:"
+        f"Chosen on {calibration.samples} samples, not certified: {temperature}threshold {policy.threshold:g}. "
+        "On those samples:"
     )
     for variant in calibration.variants:
         yield (

@@ -44,7 +44,7 @@ class BrokerFolder:
     settings: Settings
 
     def __post_init__(self) -> None:
-        # Both are kept until a call has written all files. An earlier process may have ended before its broker reloaded.
+        # Both are kept until a call has written all files. An earlier process may have ended before its signal.
         self._is_reload_due = True
         self._refused: set[str] = set()
 
