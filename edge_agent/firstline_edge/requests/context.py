@@ -12,6 +12,7 @@ import functools
 import hashlib
 import math
 from collections.abc import Collection, Mapping, Sequence
+from itertools import chain
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 _FIRST, _FINAL = Wait.FIRST, Status.FINAL
 # From the caller outwards: a batch names the farthest tier that answered one of its rows.
 _DISTANCE = {Tier.CACHE: 0, Tier.EDGE: 1, Tier.CLOUD: 2}
+_FALLS_SHORT = (Reason.LINK_DOWN, Reason.DEADLINE, Reason.BUDGET, Reason.OUTBOX_FULL, Reason.CLOUD_ERROR)
 _NOT_HELD: Mapping[str, Any] = MappingProxyType({"threshold": None})
 
 _ELEMENTS_LIMIT = 2**31 - 1  # of a stored output: no real limit, because the output kept the limits when it was stored
@@ -241,8 +243,9 @@ def summarise(
 ) -> Answer:
     """Returns the description of an answer of several rows.
 
-    If a row's answer is provisional, the whole answer has its status and reason, because the caller must know them.
-    Otherwise the reason is that of a row from the farthest tier that answered.
+    A row falls short if its edge answer replaces the full model's. The first such row gives the reason, because the
+    caller must know it; provisional rows come first, and also give the status. Otherwise a row from the farthest tier
+    that answered gives the reason.
     """
     if len(row_answers) == 1:  # most answers: this takes a seventh of the time
         (only,) = row_answers
@@ -259,7 +262,9 @@ def summarise(
             refusal=refusal,
         )
     farthest = max(row_answers, key=lambda row: _DISTANCE[row.tier])
-    decisive = next((row for row in row_answers if row.status is not _FINAL), farthest)
+    provisional = [row for row in row_answers if row.status is not _FINAL]
+    short = [row for row in row_answers if row.reason in _FALLS_SHORT]
+    decisive = next(chain(provisional, short), farthest)
     scores = [row.confidence for row in row_answers if row.confidence is not None]
     return Answer(
         request_id=request_id,

@@ -51,6 +51,18 @@ def test_a_provisional_row_gives_the_reason() -> None:
     assert (answer.status, answer.reason, answer.tier) == (Status.PROVISIONAL, Reason.LINK_DOWN, Tier.CLOUD)
 
 
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_a_row_that_falls_short_gives_the_reason(order: tuple[int, int]) -> None:
+    for short in (Reason.OUTBOX_FULL, Reason.CLOUD_ERROR, Reason.LINK_DOWN, Reason.DEADLINE, Reason.BUDGET):
+        for other in (row(Tier.EDGE), row(Tier.CLOUD, Reason.UNCERTAIN)):
+            rows = [other, row(Tier.EDGE, short)]
+            answer = summarise("id", [rows[position] for position in order], [], durable=False)
+            assert (answer.status, answer.reason, answer.tier) == (Status.FINAL, short, other.tier)
+    provisional = row(Tier.EDGE, Reason.DEADLINE, Status.PROVISIONAL)
+    rows = [row(Tier.EDGE, Reason.BUDGET), provisional]
+    assert summarise("id", [rows[position] for position in order], [], durable=True).reason is Reason.DEADLINE
+
+
 TASK = Classification(tuple("abcdefghij"))
 
 
