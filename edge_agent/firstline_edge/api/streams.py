@@ -118,7 +118,7 @@ class Stream:
         is_provisional = answer.answer is not None and answer.answer.status is Status.PROVISIONAL
         first_id = PROVISIONAL_ID if is_provisional else LAST_ID
         first = b"" if first_id <= self.seen else event(first_id, self.render(answer).body)
-        return Streamed(_HEADERS, self._events(first, is_last=first_id == LAST_ID), resources.pop_all())
+        return Streamed(dict(_HEADERS), self._events(first, is_last=first_id == LAST_ID), resources.pop_all())
 
     async def _events(self, first: bytes, *, is_last: bool) -> AsyncGenerator[bytes, None]:
         # The head is sent with the first piece, also to a caller that only waits for the final event.

@@ -207,7 +207,7 @@ class Streamed(NamedTuple):
         held: resources to close at the end.
     """
 
-    headers: Mapping[str, str]
+    headers: dict[str, str]
     pieces: AsyncGenerator[bytes, None]
     held: contextlib.ExitStack
 
