@@ -26,6 +26,7 @@ from typing import IO, Any
 
 _LIMIT_BYTES = 1 << 17
 _shared: list[Path] = []
+_exit_codes: list[int] = []
 _IMPORTED = (
     *("uvloop", "ai_edge_litert.interpreter", "PIL.PngImagePlugin", "firstline_core.telemetry.tracing"),
     *("firstline_gateway.app", "firstline_gateway.commands.serve", "firstline_gateway.tables"),
@@ -254,9 +255,21 @@ def _open_tiers() -> None:
         time.sleep(0.001)
 
 
+def _leave() -> None:
+    """Ends a process without freeing its objects, which would copy all memory that a child shares with the server.
+
+    Exit handlers run in reverse order, so that this one, registered first, is the last.
+    """
+    if _exit_codes:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os._exit(_exit_codes[-1])
+
+
 def _main() -> None:
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
+    atexit.register(_leave)
     gc.disable()
     for module in _IMPORTED:
         importlib.import_module(module)
@@ -273,6 +286,15 @@ def _main() -> None:
     os.environ.update(order["environ"])
     tempfile.tempdir = None  # depends on the environment
     sys.argv = [order["script"] or order["module"], *order["arguments"]]
+    try:
+        _run(order)
+        _exit_codes.append(0)
+    except SystemExit as ended:
+        _exit_codes.append(ended.code if isinstance(ended.code, int) else int(ended.code is not None))
+        raise
+
+
+def _run(order: dict[str, Any]) -> None:
     if order["script"]:
         sys.exit(importlib.import_module(f"{order['module']}.__main__").main())
     if order["module"].endswith(".py"):
