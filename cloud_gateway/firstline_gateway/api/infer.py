@@ -79,8 +79,7 @@ class InferenceApp:
             return
         started_s = self.clock.monotonic_s()
         request = Request(scope, receive)
-        address = request.peer[0] if request.peer is not None else ""
-        client = partial(client_key, self.identity, address, request.info.peer, request.headers)
+        client = partial(self._client_key, request)
         if self.overload.refuses(client, started_s):
             await send_reply(error_reply(overloaded()), send)
             return
@@ -122,6 +121,10 @@ class InferenceApp:
                 record(
                     self.metrics, transport="http", model=route.model, principal=principal, seconds=seconds, error=error
                 )
+
+    def _client_key(self, request: Request) -> int:
+        address = request.peer[0] if request.peer is not None else ""
+        return client_key(self.identity, address, request.info.peer, request.headers)
 
     def _refusal(self, error: FirstlineError, client: Callable[[], int]) -> Reply:
         if isinstance(error, QueueFullError):

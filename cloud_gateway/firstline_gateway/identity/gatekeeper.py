@@ -59,9 +59,9 @@ class TokenBuckets:
         bucket = self._buckets.get(key)
         if bucket is None:
             bucket = self._buckets[key] = TokenBucket(burst, per_s)
+            if len(self._buckets) > _BUCKETS:
+                self._buckets.popitem(last=False)
         self._buckets.move_to_end(key)
-        if len(self._buckets) > _BUCKETS:
-            self._buckets.popitem(last=False)
         return 0.0 if bucket.take(now_s) else bucket.wait_s(now_s)
 
     def give_back(self, key: str) -> None:

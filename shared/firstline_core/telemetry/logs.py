@@ -95,10 +95,10 @@ class _Handler(logging.Handler):
             event = structlog.processors.format_exc_info(None, "", _limit_values(event))
         with self._lock:
             self._lines.append(event)
-        if event["level"] in _COLLECTED_LEVELS:
-            self._flush_soon()
-        else:
+        if event["level"] not in _COLLECTED_LEVELS:
             self.flush()
+        elif time.monotonic() >= self._flush_by_s:  # if that loop has ended, the next line or the exit writes the text
+            self._flush_soon()
 
     def flush(self) -> None:
         """Writes the collected lines now.
@@ -131,15 +131,12 @@ class _Handler(logging.Handler):
 
     def _flush_soon(self) -> None:
         """Writes the collected lines within `_WRITE_DELAY_S`; at once outside an event loop."""
-        now_s = time.monotonic()
-        if now_s < self._flush_by_s:  # if that loop has ended meanwhile, the next line or the exit writes the text
-            return
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:
             self.flush()
             return
-        self._flush_by_s = now_s + _WRITE_DELAY_S
+        self._flush_by_s = time.monotonic() + _WRITE_DELAY_S
         loop.call_later(_WRITE_DELAY_S, self.flush)
 
 

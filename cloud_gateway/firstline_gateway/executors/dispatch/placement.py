@@ -221,12 +221,15 @@ class PoolSnapshot:
                 f"{problem_with(self._members, key)}",
                 retry_after_s=_RETRY_AFTER_S,
             )
-        largest = {member: max(least_rows, min(rows, member.worthwhile_rows(key, max_rows))) for member in available}
+        at_most = min(rows, max_rows)
+        largest = {member: max(least_rows, member.worthwhile_rows(key, at_most)) for member in available}
         best = earliest_completion(self._candidate(member, key, each) for member, each in largest.items())
         assert best is not None  # noqa: S101 (at least one is available)
         member, most_rows = best.member, largest[best.member]
-        is_full = rows >= member.worthwhile_rows(key, max_rows) and member not in self._reserved_s
-        if not member.has_room(is_full=is_full and best.run_s is not None):
+        has_room = member.has_room()
+        if not has_room and best.run_s is not None and member not in self._reserved_s:
+            has_room = member.has_room(is_full=rows >= member.worthwhile_rows(key, max_rows))
+        if not has_room:
             idle = self._place_idle(best, key, rows, least_rows, largest)
             return Placement(member, key, most_rows, is_free=False, idle=idle)
         if may_share_slots and best.run_s is not None and member.has_room():
