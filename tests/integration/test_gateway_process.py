@@ -20,7 +20,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from support.broker import free_port
 from support.commands import run_here
-from support.forks import run_forked
+from support.forks import ForkedProcess, run_forked
 from support.gateway import DIGITS
 from support.processes import TierProcess
 from support.waiting import wait_until
@@ -91,31 +91,31 @@ def test_signal_stops_a_gateway_that_starts(tmp_path: Path) -> None:
     assert (process.returncode, out, err) == (0, "", "")
 
 
-_LOADING = """if True:
-    import hashlib, sys
-    from firstline_gateway import app
-    from firstline_gateway.__main__ import main
+_LOADING = """
+import hashlib, sys
+from firstline_gateway import app
+from firstline_gateway.__main__ import main
 
-    def load(*_: object, **__: object) -> None:
-        print("loading", flush=True)
-        hashlib.pbkdf2_hmac("sha256", b"model", b"", 500_000_000)  # in C, for minutes
+def load(*_: object, **__: object) -> None:
+    print("loading", flush=True)
+    hashlib.pbkdf2_hmac("sha256", b"model", b"", 500_000_000)  # in C, for minutes
 
-    app.load_full = load
-    sys.exit(main())
+app.load_full = load
+sys.exit(main())
 """
 
 
 def test_signal_stops_a_gateway_that_loads_a_slow_model(config: Path) -> None:
-    command = [sys.executable, "-c", _LOADING, "run", "--config", str(config)]
+    (script := config.with_name("loading.py")).write_text(_LOADING)
     environment = os.environ | {"FIRSTLINE_GATEWAY_MODELS__WAIT": "false"}
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        try:
-            assert process.stdout is not None
-            assert {process.stdout.readline().split()[0] for _ in range(2)} == {b"loading", b"listening"}
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(20) == 0
-        finally:
-            process.kill()
+    process = ForkedProcess(str(script), "run", "--config", config, environ=environment)
+    try:
+        assert {process.stdout.readline().split()[0] for _ in range(2)} == {"loading", "listening"}
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=20)
+        assert process.returncode == 0
+    finally:
+        process.kill()
 
 
 def test_an_imported_authority_needs_no_store_yet_and_a_used_one_does(config: Path) -> None:
@@ -236,14 +236,19 @@ def test_endless_batch_is_abandoned_when_the_drain_times_out(config: Path) -> No
     assert "gave up on requests in flight" in logged
 
 
+_FEW_DESCRIPTORS = """
+import resource, sys
+from firstline_gateway.__main__ import main
+
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
+sys.exit(main())
+"""
+
+
 def with_few_descriptors(config: Path) -> TierProcess:
     """A gateway that may open 256 files and connections."""
-    return TierProcess(
-        "firstline_gateway",
-        *("--config", config),
-        log=config.with_suffix(".log"),
-        within=lambda command: ("sh", "-c", 'ulimit -n 256; exec "$@"', "sh", *command),
-    )
+    (script := config.with_name("limited.py")).write_text(_FEW_DESCRIPTORS)
+    return TierProcess(str(script), "--config", config, log=config.with_suffix(".log"))
 
 
 def test_idle_connections_of_strangers_leave_room_for_others(config: Path) -> None:

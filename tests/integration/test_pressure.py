@@ -135,7 +135,7 @@ async def loaded(client: Client) -> AsyncIterator[Counter[str]]:
 
 
 def agent_process(
-    folder: Path, settings: str, within: Callable[[Sequence[str]], Sequence[str]] = lambda command: command
+    folder: Path, settings: str, within: Callable[[Sequence[str]], Sequence[str]] | None = None
 ) -> TierProcess:
     """An agent with `folder/bundle` that is not yet started.
 
