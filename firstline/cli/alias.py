@@ -11,7 +11,7 @@ from firstline.cli.command import Report, command, command_group
 from firstline.cli.options import GatewayOptions, ModelArgument, VersionArgument
 from firstline.cli.output import date, table
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # `command` imports these before a command of this module runs
     from firstline_core.fleet.registry import AliasChange
 
 app = command_group("Name versions of models: champion, canary, and so on.")

@@ -16,7 +16,7 @@ from firstline_core.storage.files import naming, read_limited
 from firstline_core.storage.structs import fault_of
 from firstline_core.telemetry.wording import counted
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # `command` imports these before a command of this module runs
     from firstline.fleet.audit_export import check_key, head_of, time_of, verify_export, write_export
     from firstline_core.fleet.audit_log import Head, verify_log
 

@@ -17,7 +17,7 @@ from firstline.workbench.step_usage import USAGE
 from firstline_core.errors import ConfigError
 from firstline_core.telemetry.wording import counted
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # `command` imports these before a command of this module runs
     from rich.table import Table
 
     from firstline.workbench.bundle import create_bundle

@@ -17,7 +17,7 @@ from firstline_core.errors import ConfigError
 from firstline_core.storage.secrets import read_secret
 from firstline_core.telemetry.wording import counted
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # `command` imports these before a command of this module runs
     from rich.table import Table
 
     from firstline.cli.promises import caveats, promises_text

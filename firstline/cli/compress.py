@@ -23,7 +23,7 @@ from firstline.cli.output import percent, progress, rows_checked_sentence, size,
 from firstline_core.errors import ConfigError
 from firstline_core.telemetry.wording import rounded
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # `command` imports these before a command of this module runs
     from rich.table import Table
 
     from firstline.cli.profile_source import load_profile

@@ -12,7 +12,7 @@ from firstline.cli.command import Report, command, command_group
 from firstline.cli.options import GatewayOptions, KeysFolder, SigningKeys, VersionArgument
 from firstline.cli.output import table
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # `command` imports these before a command of this module runs
     from firstline.release.publishing import push_configuration, remove_configuration
     from firstline.release.pulling import read_configuration
     from firstline_core.bundle.trust import Trust

@@ -17,7 +17,7 @@ from firstline.console import DEFAULT_PORT
 from firstline_core.errors import missing_package
 from firstline_core.storage.secrets import read_secret
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # `command` imports these before a command of this module runs
     from firstline.console import accounts as accounts_module
     from firstline.console.settings import Settings, check_password
 

@@ -15,7 +15,7 @@ from firstline.cli.output import table, warn
 from firstline_core.errors import ConfigError
 from firstline_core.storage.secrets import read_secret
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # `command` imports these before a command of this module runs
     from firstline.client.connection import base_url, verification
 
 app = command_group("Name gateways, and choose the one that commands use.")

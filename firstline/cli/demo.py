@@ -13,7 +13,7 @@ import typer
 from firstline.cli.command import EXIT_FAILED, Report, command, command_group
 from firstline.cli.output import table
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # `command` imports these before a command of this module runs
     import asyncio
 
     from rich.console import Console, Group

@@ -18,7 +18,7 @@ from firstline_core.storage.files import system_reason, write_whole
 from firstline_core.telemetry.wording import counted
 from firstline_core.units import DAY_S
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # `command` imports these before a command of this module runs
     from firstline.fleet import wording
     from firstline.fleet.client import Fleet, ListedDevice
     from firstline.workbench.data.tables import read_csv

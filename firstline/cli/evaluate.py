@@ -13,7 +13,7 @@ from firstline.cli.options import DATA_HELP, BundleArgument, DataReading, LimitO
 from firstline.cli.output import progress, table
 from firstline_core.telemetry.wording import counted
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # `command` imports these before a command of this module runs
     from rich.table import Table
 
     from firstline.workbench.evaluate import Evaluation, EventFigures, Latency, figures, measure

@@ -11,7 +11,7 @@ from firstline.cli.command import Report, command, command_group
 from firstline.cli.options import GatewayOptions
 from firstline_core.telemetry.wording import counted
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # `command` imports these before a command of this module runs
     from firstline_core.fleet.twin import Brake
 
 app = command_group("Brake the whole fleet's escalation, and lift the brake.")

@@ -29,7 +29,7 @@ from firstline_core.errors import (
 )
 from firstline_core.storage.files import did_you_mean_file, naming
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # `command` imports these before a command of this module runs
     from PIL import Image
 
     from firstline.client.results import Detections, Segmentation, own_members, prediction_from

@@ -18,7 +18,7 @@ from firstline_core.storage.files import naming, read_limited
 from firstline_core.storage.structs import fault_of
 from firstline_core.telemetry.wording import counted
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # `command` imports these before a command of this module runs
     from rich.table import Table
     from tuf.api.metadata import Root, Targets
 

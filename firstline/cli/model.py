@@ -25,7 +25,7 @@ from firstline_core.errors import ConfigError, NotFoundError
 from firstline_core.storage.files import system_reason
 from firstline_core.telemetry.wording import counted
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # `command` imports these before a command of this module runs
     from rich.table import Table
 
     from firstline.fleet.registry import Registry

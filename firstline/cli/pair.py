@@ -17,7 +17,7 @@ from firstline.cli.output import Output, OutputOption, progress, warn
 from firstline_core.errors import ConfigError
 from firstline_core.telemetry.wording import counted
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # `command` imports these before a command of this module runs
     from firstline.cli.promises import caveats, promises_text
     from firstline.cli.serving import serve
     from firstline.workbench.bundle import refuse_overwriting, require_writable, write_version

@@ -17,7 +17,7 @@ from firstline.cli.profile_split import split_command
 from firstline_core.errors import ConfigError
 from firstline_core.telemetry.wording import counted
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # `command` imports these before a command of this module runs
     from firstline.cli.profile_source import bundle_named, profile_in, profile_on, profile_report
     from firstline.workbench.quality import qualities_on
     from firstline_core.bundle.store import Bundle, open_bundle

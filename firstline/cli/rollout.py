@@ -20,7 +20,7 @@ from firstline_core.storage.files import naming
 from firstline_core.storage.settings import parse
 from firstline_core.telemetry.wording import counted, rounded
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # `command` imports these before a command of this module runs
     from rich.table import Table
 
     from firstline.fleet import wording

@@ -8,7 +8,7 @@ from firstline.cli.command import command, command_group
 from firstline.cli.options import BundleArgument, PortOption, require_bundle
 from firstline.cli.output import Output, OutputOption
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # `command` imports these before a command of this module runs
     from firstline.cli.serving import serve
     from firstline_core.bundle.store import open_bundle
 
