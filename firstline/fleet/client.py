@@ -33,7 +33,7 @@ _AT_ONCE = 1000  # names in one request, or devices in one answer
 
 
 class ListedDevice(rest.FleetDevice, frozen=True):
-    """A device with its access; see `DeviceState`. A device that was only invited has never been seen."""
+    """A device with its access; see `EnrolmentState`. A device that was only invited has never been seen."""
 
     enrolled_s: float | None = None
     certificate_expires_s: float | None = None
@@ -75,7 +75,7 @@ class Fleet(Api):
             invitations += self._send("POST", enrolment.DEVICES_PATH, enrolment.InviteAnswer, request).invitations
         return invitations
 
-    def devices(self) -> Iterator[enrolment.DeviceState]:
+    def devices(self) -> Iterator[enrolment.EnrolmentState]:
         """Yields all devices, by name."""
         for page in self._pages(enrolment.DEVICES_PATH, enrolment.DeviceList):
             yield from page.devices

@@ -1,7 +1,7 @@
 """Sends both tiers, as processes, what schemathesis makes of their OpenAPI descriptions: valid and invalid requests.
 
-Any answer is right but a 500, one with a status or a media type that the description does not name, none at all, and
-one after which the tier does not answer any more.
+Any answer is right but a 500, one with a status or a media type that the description does not name, one whose JSON does
+not match its schema, none at all, and one after which the tier does not answer any more.
 """
 
 from dataclasses import dataclass, field
@@ -15,7 +15,9 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis.errors import Unsatisfiable
 from hypothesis.strategies import SearchStrategy
 from schemathesis import Case, GenerationMode
+from schemathesis.core.failures import FailureGroup
 from schemathesis.core.result import Ok
+from schemathesis.specs.openapi.checks import response_schema_conformance
 from support.line import Tier, line
 
 _TIMEOUT_S = 20.0
@@ -100,6 +102,11 @@ def _ask(tier: Tier, cases: SearchStrategy[Case[Any]], count: int, start: int, f
         is_described = described is not None and (not answer.content or kind in described.get("content", ()))
         if status == httpx.codes.INTERNAL_SERVER_ERROR or not is_described:
             found.faults.append(f"{where}: {status} {kind} to {case.as_curl_command()}"[:1000])
+            return
+        try:
+            case.validate_response(answer, checks=[response_schema_conformance])
+        except FailureGroup as group:
+            found.faults.append(f"{where}: {status} {group.exceptions}"[:1000])
 
     try:
         send()

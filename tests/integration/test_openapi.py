@@ -38,6 +38,18 @@ def test_each_reference_of_a_description_leads_to_a_schema(document: dict[str, A
     assert '"x-schemas"' not in json.dumps(document)
 
 
+def test_each_json_answer_has_a_schema(document: dict[str, Any]) -> None:
+    answers = {
+        (path, status): content["application/json"]
+        for path, methods in document["paths"].items()
+        for operation in methods.values()
+        for status, response in operation["responses"].items()
+        if "application/json" in (content := response.get("content", {}))
+    }
+    assert len(answers) > 100 and all(answer.get("schema") for answer in answers.values())
+    assert answers["/v2/models/{model}", "200"]["schema"]["properties"]["inputs"]["type"] == "array"
+
+
 def test_each_operation_has_an_id_of_its_own(document: dict[str, Any]) -> None:
     ids = [operation["operationId"] for methods in document["paths"].values() for operation in methods.values()]
     assert len(set(ids)) == len(ids) > 20

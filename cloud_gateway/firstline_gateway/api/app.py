@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from typing import Any
 
@@ -134,7 +134,7 @@ def describe(app: FastAPI) -> None:
                 if "HTTPValidationError" in str(responses.get("422")):
                     del responses["422"]
                 responses |= refusals(problems=path.startswith(errors.PROBLEMS_BELOW))
-                schemas.update(operation.pop(SCHEMAS, {}))
+                _add(operation.pop(SCHEMAS, {}), schemas)
             schema["paths"]["/firstline/v1/answers/{request_id}"]["get"]["responses"] |= _PENDING
             inference = {
                 "/v2/models/{model}/infer": v2_infer("Run the current version.", MODEL),
@@ -148,6 +148,19 @@ def describe(app: FastAPI) -> None:
         return app.openapi_schema
 
     app.openapi = described  # type: ignore[method-assign]  # FastAPI's documented way to extend it
+
+
+def _add(parts: Mapping[str, Any], schemas: dict[str, Any]) -> None:
+    """Adds schemas by name.
+
+    Raises:
+        RuntimeError: two types have one name. Enumerations are compared by their values: the framework describes them
+            differently.
+    """
+    for name, part in parts.items():
+        present = schemas.setdefault(name, part)
+        if present != part and set(present.get("enum", ())) != set(part.get("enum", ("",))):
+            raise RuntimeError(f"two types of the API have the name {name}; rename one")
 
 
 def _take_jobs(operation: dict[str, Any]) -> None:

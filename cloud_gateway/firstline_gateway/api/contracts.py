@@ -12,14 +12,14 @@ from starlette.responses import Response
 
 from firstline_core.bundle.manifest import Model
 from firstline_core.errors import UnknownModelError
-from firstline_core.fleet.rest import CONTRACTS_PATH
+from firstline_core.fleet.rest import CONTRACTS_PATH, ContractStates
 from firstline_core.protocol.tensors import shown
 from firstline_core.routing import audit
 from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.wording import iso_time
 from firstline_core.types import ModelKey
 from firstline_gateway.api.auth import Access, Operator, Sees
-from firstline_gateway.api.messages import json_response
+from firstline_gateway.api.messages import json_response, schemas
 from firstline_gateway.contracts.monitor import ContractMonitor
 from firstline_gateway.contracts.pool import AuditPool, PoolKey, new_pool, promises_in
 from firstline_gateway.contracts.records import Contribution
@@ -39,13 +39,13 @@ def contract_routes(contracts: ContractMonitor, repository: Repository, access: 
         prefix=CONTRACTS_PATH, tags=["contracts"], dependencies=[Depends(access.scope("fleet", to_change="admin"))]
     )
 
-    @router.get("")
+    @router.get("", openapi_extra=schemas(ContractStates))
     async def list_contracts(sees: Sees) -> Response:
         """The audits of every contract."""
         await contracts.refreshed()
         return json_response(await _contracts(contracts, repository, contracts.pools(), "", sees))
 
-    @router.get("/{bundle}")
+    @router.get("/{bundle}", openapi_extra=schemas(ContractStates))
     async def read_contract(sees: Sees, bundle: str) -> Response:
         """The contracts of a bundle, with the devices that contributed most disagreements."""
         await contracts.refreshed()

@@ -10,7 +10,7 @@ from firstline_core.protocol import enrolment as wire
 from firstline_core.protocol.limits import Limits
 from firstline_core.units import MIB
 from firstline_gateway.api.auth import Access, Operator, certificate_of, client_address
-from firstline_gateway.api.messages import DeviceName, OptionalDeviceName, answer, body_of, body_schema
+from firstline_gateway.api.messages import DeviceName, OptionalDeviceName, answer, body_of, schemas
 from firstline_gateway.identity.devices import Devices
 from firstline_gateway.identity.identity import IdentityService
 
@@ -33,13 +33,13 @@ def enrolment_routes(identity: IdentityService) -> APIRouter:
         pem = await identity.devices.authorities_pem()
         return _Pem(pem)
 
-    @router.post(wire.ENROL_PATH, openapi_extra=body_schema(wire.EnrolRequest))
+    @router.post(wire.ENROL_PATH, openapi_extra=schemas(wire.EnrolAnswer, takes=wire.EnrolRequest))
     async def enrol(request: Request) -> Response:
         """Issue a device's first certificate for the secret of a join token."""
         request_body = await body_of(request, wire.EnrolRequest, _STRANGERS)
         return answer(await identity.devices.enrol(request_body, client_address(identity, request)))
 
-    @router.post(wire.RENEW_PATH, openapi_extra=body_schema(wire.RenewRequest))
+    @router.post(wire.RENEW_PATH, openapi_extra=schemas(wire.EnrolAnswer, takes=wire.RenewRequest))
     async def renew(request: Request) -> Response:
         """Renew a device's certificate, which may have expired some time ago."""
         certificate = await certificate_of(identity, request.scope)
@@ -55,13 +55,13 @@ def invitation_routes(devices: Devices, access: Access) -> APIRouter:
     """Returns the routes with which operators invite and revoke devices."""
     router = APIRouter(tags=["devices"], dependencies=[Depends(access.scope("fleet"))])
 
-    @router.post(wire.DEVICES_PATH, openapi_extra=body_schema(wire.InviteRequest))
+    @router.post(wire.DEVICES_PATH, openapi_extra=schemas(wire.InviteAnswer, takes=wire.InviteRequest))
     async def invite(request: Request, principal: Operator) -> Response:
         """Create join tokens for devices; each is shown only once."""
         request_body = await body_of(request, wire.InviteRequest, _FLEET)
         return answer(await devices.invite(request_body, principal))
 
-    @router.get(wire.DEVICES_PATH)
+    @router.get(wire.DEVICES_PATH, openapi_extra=schemas(wire.DeviceList))
     async def list_devices(after: OptionalDeviceName = "") -> Response:
         """The enrolled and invited devices by name, 1,000 at a time."""
         return answer(await devices.list(after, _LISTED_LIMIT))

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import re
-from functools import cache, partial
+from collections.abc import Mapping
+from copy import deepcopy
+from functools import partial
+from types import MappingProxyType
 from typing import Annotated, Any, NamedTuple, TypeVar
 
 import msgspec
 from fastapi import Query, Request
+from fastapi.utils import deep_dict_update
 from pydantic import AfterValidator, BeforeValidator
 from starlette.responses import Response
 
@@ -71,13 +75,39 @@ UNCHANGED: dict[str, Any] = {
 
 SCHEMAS = "x-schemas"
 """The schemas to which a route refers, until `describe` moves them to the components of the whole description."""
+NOTHING_ELSE: Mapping[str, Any] = MappingProxyType({})
+_REFERENCE = "#/components/schemas/{name}"
 
 
-@cache
-def body_schema(kind: type[msgspec.Struct]) -> dict[str, Any]:
-    """Returns the schema of a route's body for the OpenAPI description; its parts are under `SCHEMAS`."""
-    (schema,), parts = msgspec.json.schema_components([kind], ref_template="#/components/schemas/{name}")
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}, SCHEMAS: parts}
+def schemas(
+    answers: type[msgspec.Struct] | None = None,
+    *statuses: int,
+    takes: type[msgspec.Struct] | None = None,
+    also: Mapping[str, Any] = NOTHING_ELSE,
+) -> dict[str, Any]:
+    """Returns what a route adds to its OpenAPI description; the parts of its schemas are under `SCHEMAS`.
+
+    Args:
+        answers: the JSON that it answers; None if that has no schema.
+        statuses: of these answers; 200 without any.
+        takes: the JSON of its body; None without one.
+        also: more of the description.
+    """
+    description = deepcopy(dict(also))
+    if takes is not None:
+        deep_dict_update(description, {"requestBody": {"required": True, **_content_of(takes)}})
+    if answers is not None:
+        deep_dict_update(
+            description, {"responses": {str(status): _content_of(answers) for status in statuses or (200,)}}
+        )
+    kinds = [kind for kind in (answers, takes) if kind is not None]
+    parts = msgspec.json.encode(msgspec.json.schema_components(kinds, ref_template=_REFERENCE)[1])
+    # openapi-python-client accepts no schema `false`; `maxItems` closes these tuples too.
+    return description | {SCHEMAS: msgspec.json.decode(parts.replace(b'"items":false', b'"items":{}'))}
+
+
+def _content_of(kind: type[msgspec.Struct]) -> dict[str, Any]:
+    return {"content": {"application/json": {"schema": {"$ref": _REFERENCE.format(name=kind.__name__)}}}}
 
 
 def name_of(text: str, what: str = "a device") -> str:

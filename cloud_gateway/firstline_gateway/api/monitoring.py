@@ -8,11 +8,11 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from firstline_core.errors import CapacityError
-from firstline_core.fleet.rest import WEBHOOKS_PATH
+from firstline_core.fleet.rest import WEBHOOKS_PATH, WebhookStates, WebhookTest
 from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_gateway.api.auth import Access, Operator
-from firstline_gateway.api.messages import json_response
+from firstline_gateway.api.messages import json_response, schemas
 from firstline_gateway.executors.dispatch.dispatcher import Dispatcher
 from firstline_gateway.identity.audit_head import AuditLog
 from firstline_gateway.store.store import Store
@@ -51,12 +51,12 @@ def monitoring_routes(
         problem = store.reason_down()
         return json_response({"database": store.database.shown, "up": not problem, "problem": problem})
 
-    @router.get(WEBHOOKS_PATH, tags=["webhooks"])
+    @router.get(WEBHOOKS_PATH, tags=["webhooks"], openapi_extra=schemas(WebhookStates))
     async def list_webhooks() -> Response:
         """The webhooks, with the reason if the latest attempt failed, and whether a message was ever delivered."""
         return json_response({"webhooks": [asdict(state) for state in await webhooks.states()]})
 
-    @router.post(f"{WEBHOOKS_PATH}/{{webhook}}/test", tags=["webhooks"])
+    @router.post(f"{WEBHOOKS_PATH}/{{webhook}}/test", tags=["webhooks"], openapi_extra=schemas(WebhookTest))
     async def test_webhook(webhook: str, principal: Operator) -> Response:
         """Send a signed message of the type `webhook.test` at once, and return the receiver's answer."""
         found = await webhooks.test(webhook)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, bindparam, delete, func, insert, select, union, update
 
-from firstline_core.protocol.enrolment import DeviceState
+from firstline_core.protocol.enrolment import EnrolmentState
 from firstline_gateway import audit_log
 from firstline_gateway.identity.tables import API_KEYS, CERTIFICATES, DEVICES, JOIN_TOKENS, VERSION
 from firstline_gateway.store import service_clock
@@ -205,7 +205,7 @@ def revoked_devices(connection: Connection) -> set[str]:
     return set(connection.execute(REVOKED).scalars())
 
 
-def list_devices(connection: Connection, after: str, limit: int, now_s: float) -> list[DeviceState]:
+def list_devices(connection: Connection, after: str, limit: int, now_s: float) -> list[EnrolmentState]:
     """Returns the devices that are enrolled or invited, by name.
 
     Args:
@@ -232,7 +232,7 @@ def list_devices(connection: Connection, after: str, limit: int, now_s: float) -
         .outerjoin(tokens, tokens.c.device == names.c.name)
         .order_by(names.c.name)
     )
-    return [DeviceState(*row) for row in connection.execute(query)]
+    return [EnrolmentState(*row) for row in connection.execute(query)]
 
 
 def not_renewed_since(connection: Connection, since_s: float, usable_s: float) -> list[str]:

@@ -125,7 +125,7 @@ class InviteAnswer(Struct, frozen=True):
     invitations: tuple[Invitation, ...]
 
 
-class DeviceState(Struct, frozen=True):
+class EnrolmentState(Struct, frozen=True):
     """The enrolment state of a device at the gateway; times are seconds since 1970.
 
     Attributes:
@@ -146,7 +146,7 @@ class DeviceState(Struct, frozen=True):
 class DeviceList(Struct, frozen=True):
     """A page of devices, sorted by name; `after` is the cursor of the next page (`?after=NAME`), None at the end."""
 
-    devices: tuple[DeviceState, ...]
+    devices: tuple[EnrolmentState, ...]
     after: str | None
 
 

@@ -43,7 +43,7 @@ _TRACE = (
 )
 _STRING, _NUMBER, _INTEGER, _BOOLEAN = ({"type": kind} for kind in ("string", "number", "integer", "boolean"))
 # Generators of typed clients take an object without properties for an empty one unless it says this.
-ANY_OBJECT = {"type": "object", "additionalProperties": True}
+ANY_OBJECT: dict[str, Any] = {"type": "object", "additionalProperties": True}
 _OBJECTS = {"type": "array", "items": ANY_OBJECT}
 _TENSOR = {
     "type": "object",
@@ -56,7 +56,7 @@ _TENSOR = {
         "data": {"type": "array", "items": {}},
     },
 }
-_TENSORS = {"type": "array", "items": _TENSOR}
+_TENSORS: dict[str, Any] = {"type": "array", "items": _TENSOR}
 _PREFERENCES = "route, privacy, wait, timeout (microseconds), priority (1 is the highest), source, ..."
 _REQUEST = {
     "type": "object",
@@ -103,6 +103,33 @@ PROBLEM = {
     "properties": {"type": _STRING, "title": _STRING, "status": _INTEGER, "detail": _STRING, **_REFUSAL},
 }
 """The schema `Problem`, to which refusals in the form of RFC 9457 refer."""
+
+
+def _object(*optional: str, **properties: dict[str, Any]) -> dict[str, Any]:
+    """Returns the schema of an object whose other properties are always there."""
+    required = [name for name in properties if name not in optional]
+    return {"type": "object", "required": required, "properties": properties}
+
+
+_STRINGS: dict[str, Any] = {"type": "array", "items": _STRING}
+_LISTED = _object("reason", name=_STRING, version=_STRING, state=_STRING, reason=_STRING)
+_JSON_ANSWERS = {
+    "/v2": _object(name=_STRING, version=_STRING, extensions=_STRINGS),
+    "/v2/health/live": _object(live=_BOOLEAN),
+    "/v2/health/ready": _object(ready=_BOOLEAN),
+    "/v2/models/{model}": _object(
+        *("labels", "task"),
+        **dict.fromkeys(("name", "platform"), _STRING),
+        **dict.fromkeys(("versions", "labels"), _STRINGS),
+        **dict.fromkeys(("inputs", "outputs"), _TENSORS),
+        task=ANY_OBJECT,
+    ),
+    "/v2/models/{model}/ready": _object(name=_STRING, ready=_BOOLEAN),
+    "/v2/models/{model}/stats": _object(model_stats=_OBJECTS),
+    "/v2/models/stats": _object(model_stats=_OBJECTS),
+    "/v2/repository/index": {"type": "array", "items": _LISTED},
+}
+"""The JSON of V2's routes on both tiers, by path; a route of a version answers as that of its model."""
 _OPTIONS: dict[str, dict[str, Any]] = {
     "wait": {"enum": ["final", "first"]},
     "timeout": {"type": "integer", "minimum": 0, "description": "Microseconds; 0 for the tier's default."},
@@ -158,12 +185,20 @@ def refusal(description: str, problem: bool = False) -> dict[str, Any]:
 
 
 def completed(document: dict[str, Any]) -> dict[str, Any]:
-    """Adds the schema `Error`, and gives each operation an id, by which generated clients name it."""
+    """Adds what routes have in common: the schema `Error`, the answers of V2, and an id for each operation.
+
+    Generated clients name an operation by its id. An answer in JSON without a schema is an object.
+    """
     document["components"].setdefault("schemas", {})["Error"] = _ERROR
     for path, methods in document["paths"].items():
         words = re.sub(r"\W+", "_", path).strip("_")
         for method, described in methods.items():
             described.setdefault("operationId", f"{method}_{words}")
+            schema = _JSON_ANSWERS.get(path.replace("/versions/{version}", ""), ANY_OBJECT)
+            for response in described["responses"].values():
+                content = response.get("content", {})
+                if JSON in content and not content[JSON].get("schema"):
+                    content[JSON] = {"schema": schema}
     return document
 
 

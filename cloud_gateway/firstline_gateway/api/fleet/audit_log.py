@@ -9,10 +9,11 @@ from fastapi import APIRouter, Depends, Query, Request
 from starlette.responses import Response
 
 from firstline_core.fleet import rollout as wire
+from firstline_core.fleet.audit_log import Head
 from firstline_core.fleet.persons import SIGN_INS_PATH, PersonName, SignIn, acting
 from firstline_gateway.api.auth import Access, OnBehalf, Operator
 from firstline_gateway.api.fleet.rollouts import check_own
-from firstline_gateway.api.messages import PAGE, PageLimit, answer, body_of, body_schema
+from firstline_gateway.api.messages import PAGE, PageLimit, answer, body_of, schemas
 from firstline_gateway.audit_log import EntryFilter
 from firstline_gateway.identity.audit_head import AuditLog
 from firstline_gateway.rollouts.rollouts import Rollouts
@@ -22,7 +23,7 @@ def audit_log_routes(audit_log: AuditLog, rollouts: Rollouts, access: Access) ->
     """Returns the routes of the audit log."""
     router = APIRouter(tags=["audit"], dependencies=[Depends(access.scope("fleet"))])
 
-    @router.get(wire.AUDIT_PATH)
+    @router.get(wire.AUDIT_PATH, openapi_extra=schemas(wire.AuditPage))
     async def read_audit(
         *,
         person: OnBehalf,
@@ -40,7 +41,7 @@ def audit_log_routes(audit_log: AuditLog, rollouts: Rollouts, access: Access) ->
         entry_filter = EntryFilter(after, subject, action, since_s, before)
         return answer(await audit_log.page(entry_filter, limit))
 
-    @router.get(wire.AUDIT_HEAD_PATH)
+    @router.get(wire.AUDIT_HEAD_PATH, openapi_extra=schemas(Head))
     async def read_head() -> Response:
         """The signed head of the audit log; store it where the gateway cannot change it."""
         return answer(await audit_log.head())
@@ -56,7 +57,7 @@ def sign_in_routes(audit_log: AuditLog, access: Access) -> APIRouter:
         SIGN_INS_PATH,
         status_code=204,
         dependencies=[Depends(access.scope("delegate"))],
-        openapi_extra=body_schema(SignIn),
+        openapi_extra=schemas(takes=SignIn),
     )
     async def note_sign_in(request: Request, principal: Operator) -> Response:
         """Note that a person signed in to a console, or was refused."""
@@ -71,7 +72,7 @@ def sign_in_routes(audit_log: AuditLog, access: Access) -> APIRouter:
         await audit_log.note(acting(person, principal), action, "console", details)
         return Response(status_code=204)
 
-    @router.post(wire.AUDIT_EXPORT_PATH, dependencies=[Depends(access.scope("fleet"))])
+    @router.post(wire.AUDIT_EXPORT_PATH, dependencies=[Depends(access.scope("fleet"))], openapi_extra=schemas(Head))
     async def note_export(principal: Operator, since_s: Annotated[float, Query(ge=0)] = 0.0) -> Response:
         """Note an export of the audit log, and return the signed head that follows; the export ends there."""
         return answer(await audit_log.note_export(principal, since_s))

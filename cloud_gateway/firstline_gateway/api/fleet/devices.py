@@ -17,7 +17,7 @@ from starlette.responses import Response
 from firstline_core.errors import RequestError
 from firstline_core.fleet import rest
 from firstline_core.fleet.telemetry import Telemetry
-from firstline_core.fleet.twin import LIMIT_BYTES, Brake, Reported
+from firstline_core.fleet.twin import LIMIT_BYTES, Brake, Desired, Reported
 from firstline_core.protocol.limits import Limits
 from firstline_gateway.api.auth import Access, CallingDevice, OnBehalf, Operator, OwnSelector
 from firstline_gateway.api.messages import (
@@ -30,9 +30,9 @@ from firstline_gateway.api.messages import (
     PageLimit,
     answer,
     body_of,
-    body_schema,
     cached_response,
     check_unchanged,
+    schemas,
 )
 from firstline_gateway.api.persons import sees_rollout
 from firstline_gateway.fleet.devices import Filter
@@ -42,6 +42,7 @@ from firstline_gateway.rollouts.rollouts import Rollouts
 
 _ONE = rest.DEVICES_PATH + "/{name}"
 
+_CHANGE = schemas(rest.FleetDevice, takes=rest.DeviceChange, also={"parameters": [IF_MATCH]})
 _DOCUMENT = Limits(body_bytes=LIMIT_BYTES)
 
 
@@ -49,7 +50,7 @@ def device_routes(fleet: Fleet, enrolled: Devices, access: Access) -> APIRouter:
     """Returns the routes of the devices, for operators."""
     router = APIRouter(tags=["fleet"], dependencies=[Depends(access.scope("fleet"))])
 
-    @router.get(rest.DEVICES_PATH)
+    @router.get(rest.DEVICES_PATH, openapi_extra=schemas(rest.FleetDevicePage))
     async def list_devices(
         *,
         after: OptionalDeviceName = "",
@@ -66,13 +67,13 @@ def device_routes(fleet: Fleet, enrolled: Devices, access: Access) -> APIRouter:
         device_filter = Filter(selector, search, model, version, presence, accepted)
         return answer(await fleet.page(after, limit, device_filter, sort))
 
-    @router.get(_ONE, openapi_extra=UNCHANGED)
+    @router.get(_ONE, openapi_extra=schemas(rest.FleetDevice, also=UNCHANGED))
     async def read_device(request: Request, name: DeviceName) -> Response:
         """One device: its desired and reported state, and when it was last seen."""
         device = await fleet.device(name)
         return cached_response(request, msgspec.json.encode(device), _etag(device), "no-cache")
 
-    @router.patch(_ONE, openapi_extra=body_schema(rest.DeviceChange) | {"parameters": [IF_MATCH]})
+    @router.patch(_ONE, openapi_extra=_CHANGE)
     async def change_device(request: Request, principal: Operator, name: DeviceName) -> Response:
         """Tag a device, or accept it."""
         change = await body_of(request, rest.DeviceChange)
@@ -95,7 +96,7 @@ def fleet_routes(fleet: Fleet, rollouts: Rollouts, access: Access) -> APIRouter:
     """Returns the routes of all devices together, for operators."""
     router = APIRouter(tags=["fleet"], dependencies=[Depends(access.scope("fleet"))])
 
-    @router.get(rest.OVERVIEW_PATH)
+    @router.get(rest.OVERVIEW_PATH, openapi_extra=schemas(rest.FleetOverview))
     async def read_overview(
         selector: OwnSelector, person: OnBehalf, tag: Annotated[str, Query(max_length=63)] = "site"
     ) -> Response:
@@ -104,12 +105,12 @@ def fleet_routes(fleet: Fleet, rollouts: Rollouts, access: Access) -> APIRouter:
         waiting = await rollouts.waiting(rest.LISTED, partial(sees_rollout, person))
         return answer(msgspec.structs.replace(found, waiting=waiting))
 
-    @router.get(rest.BRAKE_PATH)
+    @router.get(rest.BRAKE_PATH, openapi_extra=schemas(rest.BrakeState))
     async def read_brake() -> Response:
         """The limit on escalations of the whole fleet."""
         return answer(rest.BrakeState(await fleet.brake()))
 
-    @router.put(rest.BRAKE_PATH, openapi_extra=body_schema(Brake))
+    @router.put(rest.BRAKE_PATH, openapi_extra=schemas(takes=Brake))
     async def set_brake(request: Request, principal: Operator) -> Response:
         """Limit the escalations of every device."""
         brake = await body_of(request, Brake)
@@ -122,7 +123,7 @@ def fleet_routes(fleet: Fleet, rollouts: Rollouts, access: Access) -> APIRouter:
         informed = await fleet.set_brake(None, principal)
         return answer({"brake": None, "devices": informed})
 
-    @router.get(rest.TIERS_PATH)
+    @router.get(rest.TIERS_PATH, openapi_extra=schemas(rest.TierHistory))
     async def read_tiers(
         model: OptionalModelName = "", hours: Annotated[int, Query(ge=1, le=rest.TIERS_HOURS)] = 24
     ) -> Response:
@@ -142,20 +143,20 @@ def twin_routes(fleet: Fleet, access: Access) -> APIRouter:
     """Returns the routes of a device that has no broker."""
     router = APIRouter(tags=["twins"], dependencies=[Depends(access.device)])
 
-    @router.get(rest.TWIN_PATH, openapi_extra=UNCHANGED)
+    @router.get(rest.TWIN_PATH, openapi_extra=schemas(Desired, also=UNCHANGED))
     async def read_desired(request: Request, device: CallingDevice) -> Response:
         """The desired state of this device; 304 if it is unchanged (If-None-Match)."""
         desired = await fleet.desired(device)
         return cached_response(request, msgspec.json.encode(desired), str(desired.revision), "no-cache")
 
-    @router.put(rest.REPORTED_PATH, status_code=204, openapi_extra=body_schema(Reported))
+    @router.put(rest.REPORTED_PATH, status_code=204, openapi_extra=schemas(takes=Reported))
     async def take_reported(request: Request, device: CallingDevice) -> Response:
         """Report the state of this device."""
         reported = await body_of(request, Reported, _DOCUMENT)
         await fleet.report(device, reported)
         return Response(status_code=204)
 
-    @router.post(rest.TELEMETRY_PATH, status_code=204, openapi_extra=body_schema(Telemetry))
+    @router.post(rest.TELEMETRY_PATH, status_code=204, openapi_extra=schemas(takes=Telemetry))
     async def take_telemetry(request: Request, device: CallingDevice) -> Response:
         """Report the counters of this device."""
         telemetry = await body_of(request, Telemetry, _DOCUMENT)

@@ -25,10 +25,10 @@ from firstline_gateway.api.messages import (
     Version,
     answer,
     body_of,
-    body_schema,
     cached_response,
     name_of,
     read_body,
+    schemas,
     version_of,
 )
 from firstline_gateway.profiles.profiles import Profiles, read_uploaded
@@ -44,6 +44,7 @@ async def place_of(bundle: BundleName, version: Version, machine: MachineName) -
     return bundle, version, machine
 
 
+_ASK = schemas(wire.ProfileRequest, 200, 201, takes=wire.NewProfileRequest)
 PlaceDep = Annotated[Place, Depends(place_of)]
 
 
@@ -51,7 +52,7 @@ def profile_routes(profiles: Profiles, access: Access) -> APIRouter:
     """Returns the routes of the stored profiles, and of requests to devices, for operators."""
     router = APIRouter(tags=["profiles"], dependencies=[Depends(access.scope("fleet"))])
 
-    @router.get(wire.PROFILES_PATH)
+    @router.get(wire.PROFILES_PATH, openapi_extra=schemas(wire.ProfilePage))
     async def list_profiles(
         *,
         sees: Sees,
@@ -77,7 +78,7 @@ def profile_routes(profiles: Profiles, access: Access) -> APIRouter:
         # The last one that is shown: a cursor must not name another machine.
         return answer(wire.ProfilePage(shown, "{}/{}/{}".format(*shown[-1].place) if more else None))
 
-    @router.get(_ONE, openapi_extra=UNCHANGED)
+    @router.get(_ONE, openapi_extra=schemas(Profile, also=UNCHANGED))
     async def read_profile(request: Request, place: PlaceDep, sees: Sees) -> Response:
         """One profile."""
         if not await sees(place[2]):
@@ -85,7 +86,7 @@ def profile_routes(profiles: Profiles, access: Access) -> APIRouter:
         entry, content = await profiles.get(place)
         return cached_response(request, content, entry.sha256, "private, no-cache")
 
-    @router.put(_ONE, openapi_extra=body_schema(Profile))
+    @router.put(_ONE, openapi_extra=schemas(wire.ProfileEntry, takes=Profile))
     async def write_profile(request: Request, principal: Operator, place: PlaceDep) -> Response:
         """Store a profile, and replace the previous one."""
         entry, content = await _uploaded(request, place)
@@ -97,12 +98,12 @@ def profile_routes(profiles: Profiles, access: Access) -> APIRouter:
         await profiles.remove(place, principal)
         return answer({"removed": {"bundle": place[0], "version": place[1], "machine": place[2]}})
 
-    @router.get(_REQUESTS)
+    @router.get(_REQUESTS, openapi_extra=schemas(wire.ProfileRequests))
     async def list_requests(name: DeviceName) -> Response:
         """The measurements requested from a device, and their progress."""
         return answer(await profiles.requests_of(name))
 
-    @router.post(_REQUESTS, responses=NEW, openapi_extra=body_schema(wire.NewProfileRequest))
+    @router.post(_REQUESTS, responses=NEW, openapi_extra=_ASK)
     async def ask(request: Request, principal: Operator, name: DeviceName) -> Response:
         """Request that a device measures a bundle: 201 if new, 200 if already requested."""
         new_request = await body_of(request, wire.NewProfileRequest)
@@ -122,7 +123,9 @@ def own_profile_routes(profiles: Profiles, access: Access) -> APIRouter:
     """Returns the route with which a device sends its profiles."""
     router = APIRouter(tags=["twins"], dependencies=[Depends(access.device)])
 
-    @router.put(wire.OWN_PROFILES_PATH + "/{bundle}/versions/{version}", openapi_extra=body_schema(Profile))
+    @router.put(
+        wire.OWN_PROFILES_PATH + "/{bundle}/versions/{version}", openapi_extra=schemas(wire.ProfileEntry, takes=Profile)
+    )
     async def write_own(request: Request, device: CallingDevice, bundle: BundleName, version: Version) -> Response:
         """Store the profile that was requested from the calling device."""
         await profiles.check_requested(device, bundle, version)  # before megabytes arrive that were not requested

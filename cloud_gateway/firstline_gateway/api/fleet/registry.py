@@ -31,11 +31,11 @@ from firstline_gateway.api.messages import (
     Version,
     answer,
     body_of,
-    body_schema,
     byte_range_of,
     cached_response,
     has_already,
     name_of,
+    schemas,
     version_of,
 )
 
@@ -59,9 +59,8 @@ _READ_BLOB = {
     },
 }
 _NO_ROOM = {"507": refusal("There is no room for it on the disk.", problem=True)}
-_PUBLISH = body_schema(wire.Publication) | {
-    "responses": _NO_ROOM | {"422": refusal("The metadata is expired, or lacks a valid signature.", problem=True)}
-}
+_UNSIGNED = {"422": refusal("The metadata is expired, or lacks a valid signature.", problem=True)}
+_PUBLISH = schemas(takes=wire.Publication, also={"responses": _NO_ROOM | _UNSIGNED})
 _BLOB = wire.BLOBS_PATH + "/{sha256}"
 _BUNDLE = wire.BUNDLES_PATH + "/{model}/versions/{version}"
 _ALIAS = wire.ALIASES_PATH + "/{model}/{alias}"
@@ -137,17 +136,17 @@ def publication_routes(registry: Registry | None, access: Access) -> APIRouter:
         publication = await body_of(request, wire.Publication, _PUBLICATION)
         return answer(await _opened(registry).publish([bytes(content) for content in publication.metadata], principal))
 
-    @router.get(wire.REGISTRY_PATH)
+    @router.get(wire.REGISTRY_PATH, openapi_extra=schemas(wire.RegistryStatus))
     async def read_status() -> Response:
         """Versions and expiry of the metadata, size of the files, and warnings."""
         return answer(await _opened(registry).status())
 
-    @router.get(wire.ONLINE_KEY_PATH)
+    @router.get(wire.ONLINE_KEY_PATH, openapi_extra=schemas(wire.OnlineKey))
     async def read_online_key() -> Response:
         """The public key that a root must name for snapshot and timestamp."""
         return answer(await _opened(registry).online_key(fresh=False))
 
-    @router.post(wire.ONLINE_KEY_PATH)
+    @router.post(wire.ONLINE_KEY_PATH, openapi_extra=schemas(wire.OnlineKey))
     async def make_online_key() -> Response:
         """Create the next such key, for a rotation; the present one signs until a root names the new one."""
         return answer(await _opened(registry).online_key(fresh=True))
@@ -159,7 +158,7 @@ def catalogue_routes(registry: Registry | None, access: Access) -> APIRouter:
     """Returns the routes of the signed bundles and configurations."""
     router = APIRouter(tags=["registry"], dependencies=[Depends(access.scope("fleet"))])
 
-    @router.get(wire.BUNDLES_PATH)
+    @router.get(wire.BUNDLES_PATH, openapi_extra=schemas(wire.BundlePage))
     async def list_bundles(
         after: str = "", model: OptionalModelName = "", limit: Annotated[int, Query(ge=1, le=_PAGE_LIMIT)] = _PAGE_LIMIT
     ) -> Response:
@@ -167,12 +166,12 @@ def catalogue_routes(registry: Registry | None, access: Access) -> APIRouter:
         bundles = await _opened(registry).catalogue.entries(_cursor(after, "a model"), limit + 1, model)
         return answer(wire.BundlePage(tuple(bundles[:limit]), _next_cursor(bundles, limit)))
 
-    @router.get(_BUNDLE)
+    @router.get(_BUNDLE, openapi_extra=schemas(wire.BundleEntry))
     async def read_bundle(model: ModelName, version: Version) -> Response:
         """A signed bundle: variants, requirements, certificates, aliases."""
         return answer(await _opened(registry).catalogue.entry(ModelKey(model, version)))
 
-    @router.get(wire.CONFIGURATIONS_PATH)
+    @router.get(wire.CONFIGURATIONS_PATH, openapi_extra=schemas(wire.ConfigurationPage))
     async def list_configurations(
         after: str = "", name: OptionalConfigurationName = "", limit: PageLimit = PAGE
     ) -> Response:
@@ -189,28 +188,28 @@ def alias_routes(registry: Registry | None, access: Access) -> APIRouter:
     """Returns the routes of the aliases."""
     router = APIRouter(tags=["registry"], dependencies=[Depends(access.scope("fleet"))])
 
-    @router.get(wire.ALIASES_PATH)
+    @router.get(wire.ALIASES_PATH, openapi_extra=schemas(wire.AliasList))
     async def list_aliases(model: OptionalModelName = "") -> Response:
         """The aliases and their versions."""
         return answer(wire.AliasList(tuple(await _opened(registry).aliases.all(model))))
 
-    @router.get(_ALIAS)
+    @router.get(_ALIAS, openapi_extra=schemas(wire.AliasList))
     async def read_alias(model: ModelName, alias: AliasName) -> Response:
         """The history of an alias, newest first."""
         return answer(wire.AliasList(tuple(await _opened(registry).aliases.history(model, alias))))
 
-    @router.put(_ALIAS, openapi_extra=body_schema(wire.AliasRequest))
+    @router.put(_ALIAS, openapi_extra=schemas(wire.AliasChange, takes=wire.AliasRequest))
     async def write_alias(request: Request, principal: Operator, model: ModelName, alias: AliasName) -> Response:
         """Set an alias to a version."""
         alias_request = await body_of(request, wire.AliasRequest)
         return answer(await _opened(registry).aliases.set(model, alias, alias_request.version, principal))
 
-    @router.post(_ALIAS + "/revert")
+    @router.post(_ALIAS + "/revert", openapi_extra=schemas(wire.AliasChange))
     async def revert_alias(principal: Operator, model: ModelName, alias: AliasName) -> Response:
         """Revert the last change of an alias."""
         return answer(await _opened(registry).aliases.revert(model, alias, principal))
 
-    @router.delete(_ALIAS)
+    @router.delete(_ALIAS, openapi_extra=schemas(wire.AliasChange))
     async def remove_alias(principal: Operator, model: ModelName, alias: AliasName) -> Response:
         """Delete an alias; its history stays."""
         return answer(await _opened(registry).aliases.set(model, alias, None, principal))

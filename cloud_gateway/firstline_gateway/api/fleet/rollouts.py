@@ -23,7 +23,7 @@ from firstline_gateway.api.messages import (
     RolloutId,
     answer,
     body_of,
-    body_schema,
+    schemas,
 )
 from firstline_gateway.api.persons import check_rollout, sees_rollout
 from firstline_gateway.rollouts.commands import Command
@@ -33,7 +33,7 @@ from firstline_gateway.rollouts.rollouts import Rollouts
 _ONE = wire.ROLLOUTS_PATH + "/{rollout_id}"
 _KEY_CHARACTERS = 255
 _IDEMPOTENCY_KEY = request_header("Idempotency-Key", "Your own; a repeated request with it creates no second rollout.")
-_CREATE = body_schema(Definition) | {"parameters": [_IDEMPOTENCY_KEY]}
+_CREATE = schemas(wire.RolloutSummary, 201, takes=Definition, also={"parameters": [_IDEMPOTENCY_KEY]})
 _LookPosition = Annotated[str, Query(pattern=r"^([0-9]{1,6}\.[0-9]{1,9})?$", description="A look, as `after` said.")]
 
 
@@ -41,7 +41,7 @@ def rollout_routes(rollouts: Rollouts, access: Access) -> APIRouter:
     """Returns the routes of rollouts."""
     router = APIRouter(tags=["rollouts"], dependencies=[Depends(access.scope("fleet"))])
 
-    @router.get(wire.ROLLOUTS_PATH)
+    @router.get(wire.ROLLOUTS_PATH, openapi_extra=schemas(wire.RolloutPage))
     async def list_rollouts(
         *, person: OnBehalf, after: OptionalRolloutId = "", bundle: OptionalBundleName = "", limit: PageLimit = 100
     ) -> Response:
@@ -57,7 +57,7 @@ def rollout_routes(rollouts: Rollouts, access: Access) -> APIRouter:
         rollout = await rollouts.create(definition, principal, key)
         return answer(rollout, 201, etag=str(rollout.revision))
 
-    @router.post(wire.PLAN_PATH, openapi_extra=body_schema(Definition))
+    @router.post(wire.PLAN_PATH, openapi_extra=schemas(wire.Plan, takes=Definition))
     async def plan_rollout(
         request: Request, person: OnBehalf, size_bytes: Annotated[int | None, Query(ge=0, le=2**53)] = None
     ) -> Response:
@@ -66,14 +66,14 @@ def rollout_routes(rollouts: Rollouts, access: Access) -> APIRouter:
         check_rollout(person, definition.selector)
         return answer(await rollouts.plan(definition, size_bytes))
 
-    @router.get(_ONE)
+    @router.get(_ONE, openapi_extra=schemas(wire.RolloutSummary))
     async def read_rollout(person: OnBehalf, rollout_id: RolloutId) -> Response:
         """One rollout: its state, and the effect of commands on its devices."""
         await check_own(rollouts, person, rollout_id)
         rollout = await rollouts.get(rollout_id)
         return answer(rollout, etag=str(rollout.revision))
 
-    @router.get(_ONE + "/looks")
+    @router.get(_ONE + "/looks", openapi_extra=schemas(wire.LookList))
     async def read_looks(
         person: OnBehalf, rollout_id: RolloutId, after: _LookPosition = "", limit: PageLimit = 200
     ) -> Response:
@@ -83,7 +83,7 @@ def rollout_routes(rollouts: Rollouts, access: Access) -> APIRouter:
         behind = (int(stage), int(look)) if after else (-1, 0)
         return answer(await rollouts.looks(rollout_id, behind, limit))
 
-    @router.get(_ONE + "/devices")
+    @router.get(_ONE + "/devices", openapi_extra=schemas(wire.RolloutDevices))
     async def read_devices(
         person: OnBehalf,
         rollout_id: RolloutId,
@@ -95,7 +95,7 @@ def rollout_routes(rollouts: Rollouts, access: Access) -> APIRouter:
         await check_own(rollouts, person, rollout_id)
         return answer(await rollouts.devices(rollout_id, state.value if state is not None else "", after, limit))
 
-    @router.post(_ONE + "/{command}", openapi_extra={"parameters": [IF_MATCH]})
+    @router.post(_ONE + "/{command}", openapi_extra=schemas(wire.RolloutSummary, also={"parameters": [IF_MATCH]}))
     async def command_rollout(
         request: Request, principal: Operator, person: OnBehalf, rollout_id: RolloutId, command: str
     ) -> Response:
