@@ -21,13 +21,15 @@ from numpy.typing import NDArray
 from firstline.workbench.bundle import runtime_of
 from firstline.workbench.recognition.reading import Choice, Reading
 from firstline.workbench.step_syntax import parse_postprocess, parse_preprocess, with_artefacts
-from firstline_core.bundle.loading import load_model
+from firstline_core.bundle.loaded_model import LoadedModel
+from firstline_core.bundle.loading import load_around
 from firstline_core.bundle.manifest import Manifest, Model, Policy, Score
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import ConfigError, FirstlineError
 from firstline_core.processing.boxes import CLASSES, COUNT, SCORES, intersection_over_union, partners
 from firstline_core.processing.steps import ModelInput
-from firstline_core.runtime.select import RuntimeOptions
+from firstline_core.runtime.base import Runtime
+from firstline_core.runtime.select import RuntimeOptions, load_runtime
 from firstline_core.storage.artefact import Artefact
 from firstline_core.tasks import AnyTask
 from firstline_core.tasks.anomaly import SCORE, Anomaly
@@ -57,8 +59,19 @@ _ALIKE = 0.03
 Judge = Literal["labels", "the other model", "the model itself"]
 
 
+class _StaysOpen:
+    """A `Runtime` whose `close` leaves the other runtime open, for the next reading of its model."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self.inputs, self.outputs = runtime.inputs, runtime.outputs
+        self.ranges, self.provider = runtime.ranges, runtime.provider
+        self.run = runtime.run
+
+    def close(self) -> None: ...
+
+
 class Trials:
-    """Runs readings of one model file on rows of data, each once.
+    """Runs readings of one model file on rows of data, each once. The file is loaded by the first one.
 
     Args:
         file: of the model.
@@ -80,6 +93,13 @@ class Trials:
         self._outputs: dict[tuple[object, ...], Arrays] = {}
         self._row_s: dict[tuple[int, int] | None, float] = {}  # by the size of images
         self._budget_s = budget_s
+        self._loaded: Runtime | None = None
+
+    def close(self) -> None:
+        """Frees the model; calling it twice is harmless."""
+        if self._loaded is not None:
+            self._loaded.close()
+            self._loaded = None
 
     def image(self, row: int) -> bytes | None:
         """Returns the encoded image of a row; None if the rows are no images."""
@@ -98,7 +118,7 @@ class Trials:
         done = 0 if outputs is None else len(next(iter(outputs.values())))
         if outputs is None or done < count:
             found = [] if outputs is None else [outputs]
-            with closing(load_model(self._bundle(reading), self._model(reading), self._options)) as loaded:
+            with closing(self._load(reading)) as loaded:
                 begin_s = time.perf_counter()
                 found += [loaded.predict(row).outputs for row in self._rows[done:count]]
                 self._row_s[reading.size] = (time.perf_counter() - begin_s) / (count - done)
@@ -116,6 +136,11 @@ class Trials:
     def use(self, count: int) -> None:
         """Leaves out all rows after the first `count`."""
         del self._rows[count:]
+
+    def _load(self, reading: Reading) -> LoadedModel:
+        if self._loaded is None:
+            self._loaded = load_runtime(self._file, self._runtime, self._options)
+        return load_around(_StaysOpen(self._loaded), self._bundle(reading), self._model(reading), self._options)
 
     def _model(self, reading: Reading) -> Model:
         return Model(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -162,27 +162,31 @@ def read_pair(
         order = order[np.argsort(~task.labelled(all_labels)[order], kind="stable")]  # labelled rows first
     every = [row for _, row in dataset.rows(inputs)]
     rows = [every[at] for at in order]
-    trials = {role: Trials(spec.files[role], task, rows, options, spec.budget_s) for role in files}
-    count = min(trials[role].affordable(readings[role], 1) for role in files)
-    for each in trials.values():
-        each.use(count)
-    truth = None if all_labels is None else {name: array[order[:count]] for name, array in all_labels.items()}
-    settled = Settler(truth, spec.chosen, spec.out).settle_all(trials, readings)
-    for role, reading in settled.items():
-        for why in reading.assumptions[len(readings[role].assumptions) :]:
-            show(f"{role}: {why}.")
-    operated = operate(task, trials, settled, truth, spec.tolerance)
-    for sentence in operated.decided:
-        show(sentence)
-    if truth is not None:
-        role, reading = list(operated.models.items())[-1]
-        require_fitting_labels(operated.task, trials[role].outputs(reading), truth)
-    agreement = ""
-    if len(settled) > 1:
-        agreed = {role: trials[role].outputs(one) for role, one in operated.models.items()}
-        agreement = check_agreement(operated.task, agreed[EDGE], agreed[FULL], raw[EDGE])
-        show(f"Edge and full model on {counted(count, 'row')}: {agreement}.")
-    return ReadPair(operated.task, labelled.source, operated.models, agreement, promises)
+    with ExitStack() as resources:
+        trials = {
+            role: resources.enter_context(closing(Trials(spec.files[role], task, rows, options, spec.budget_s)))
+            for role in files
+        }
+        count = min(trials[role].affordable(readings[role], 1) for role in files)
+        for each in trials.values():
+            each.use(count)
+        truth = None if all_labels is None else {name: array[order[:count]] for name, array in all_labels.items()}
+        settled = Settler(truth, spec.chosen, spec.out).settle_all(trials, readings)
+        for role, reading in settled.items():
+            for why in reading.assumptions[len(readings[role].assumptions) :]:
+                show(f"{role}: {why}.")
+        operated = operate(task, trials, settled, truth, spec.tolerance)
+        for sentence in operated.decided:
+            show(sentence)
+        if truth is not None:
+            role, reading = list(operated.models.items())[-1]
+            require_fitting_labels(operated.task, trials[role].outputs(reading), truth)
+        agreement = ""
+        if len(settled) > 1:
+            agreed = {role: trials[role].outputs(one) for role, one in operated.models.items()}
+            agreement = check_agreement(operated.task, agreed[EDGE], agreed[FULL], raw[EDGE])
+            show(f"Edge and full model on {counted(count, 'row')}: {agreement}.")
+        return ReadPair(operated.task, labelled.source, operated.models, agreement, promises)
 
 
 def refuse_other_folder(out: Path) -> None:
