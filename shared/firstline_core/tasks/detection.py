@@ -225,11 +225,8 @@ class Detection(ConfiguredTask, frozen=True, tag="detection"):
 
     def occurrences(self, outputs: Arrays) -> NDArray[np.int64]:
         """Returns the number of objects of at least `least_side` of each group, (n, groups)."""
-        index = self._group_index()
-        found = np.zeros((len(outputs[COUNT]), len(self.event_classes)), np.int64)
-        rows, columns = np.nonzero(_used(outputs) & (_mean_side(outputs[BOXES]) >= self.least_side))
-        np.add.at(found, (rows, index[outputs[CLASSES][rows, columns]]), 1)
-        return found
+        counted = _used(outputs) & (_mean_side(outputs[BOXES]) >= self.least_side)
+        return self._by_group(counted, self._group_index()[outputs[CLASSES]])
 
     def loss(self, edge: Arrays, full: Arrays) -> Scores:
         """Returns 1 for each row in which any object is missed or invented, else 0: (n,)."""
@@ -267,21 +264,25 @@ class Detection(ConfiguredTask, frozen=True, tag="detection"):
             full: canonical outputs, or labelled boxes.
         """
         index = self._group_index()
-        shape = len(edge[COUNT]), len(self.event_classes)
-        result = Objects(np.zeros(shape, np.int64), np.zeros(shape, np.int64), np.zeros(shape, np.int64))
-        for row in np.flatnonzero((edge[COUNT] > 0) | (full[COUNT] > 0)).tolist():
-            ours, theirs = detections(edge, row), detections(full, row)
-            our_groups, their_groups = index[ours.classes], index[theirs.classes]
-            overlap = intersection_over_union(ours.boxes, theirs.boxes)
-            needed = np.where(_mean_side(theirs.boxes) < self.small_side, self.small_iou, self.iou)
-            overlap[(our_groups[:, None] != their_groups) | (overlap < needed)] = 0
+        our_groups, their_groups = index[edge[CLASSES]], index[full[CLASSES]]
+        our_sides, their_sides = _mean_side(edge[BOXES]), _mean_side(full[BOXES])
+        needed = np.where(their_sides < self.small_side, self.small_iou, self.iou)
+        paired, found = np.zeros(our_groups.shape, bool), np.zeros(their_groups.shape, bool)
+        for row in np.flatnonzero((edge[COUNT] > 0) & (full[COUNT] > 0)).tolist():
+            ours, theirs = slice(edge[COUNT][row]), slice(full[COUNT][row])
+            overlap = intersection_over_union(edge[BOXES][row, ours], full[BOXES][row, theirs])
+            differ = our_groups[row, ours, None] != their_groups[row, theirs]
+            overlap[differ | (overlap < needed[row, theirs])] = 0
             partner = partners(overlap)
-            found = np.isin(np.arange(len(theirs.scores)), partner)
-            counts = _mean_side(theirs.boxes) >= self.least_side
-            np.add.at(result.found[row], their_groups[found & counts], 1)
-            np.add.at(result.missed[row], their_groups[~found & counts], 1)
-            np.add.at(result.invented[row], our_groups[(partner < 0) & (_mean_side(ours.boxes) >= self.least_side)], 1)
-        return result
+            paired[row, ours] = partner >= 0
+            found[row, partner[partner >= 0]] = True
+        reported = _used(edge) & (our_sides >= self.least_side)
+        present = _used(full) & (their_sides >= self.least_side)
+        return Objects(
+            found=self._by_group(found & present, their_groups),
+            missed=self._by_group(~found & present, their_groups),
+            invented=self._by_group(~paired & reported, our_groups),
+        )
 
     def distance(self, expected: Arrays, actual: Arrays) -> float:
         """Returns the largest difference of a score, or of a box relative to its size; infinite without a partner.
@@ -327,6 +328,13 @@ class Detection(ConfiguredTask, frozen=True, tag="detection"):
     def _groups_of_labels(self) -> list[str]:
         group_of = {label: name for name, labels in self.class_groups.items() for label in labels}
         return [group_of.get(label, label) for label in self.labels]
+
+    def _by_group(self, counted: NDArray[np.bool_], groups: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Returns the number of counted boxes of each group, (n, groups), for (n, k) boxes and their groups."""
+        found = np.zeros((len(counted), len(self.event_classes)), np.int64)
+        rows, columns = np.nonzero(counted)
+        np.add.at(found, (rows, groups[rows, columns]), 1)
+        return found
 
     def _group_index(self) -> NDArray[np.int64]:
         """Returns the number of each label's group."""
