@@ -32,7 +32,7 @@ from firstline_core.errors import (
     SheddingError,
     UnknownModelError,
 )
-from firstline_core.processing.cost import NO_COST, is_light
+from firstline_core.processing.cost import NO_COST, MeasuredInputs, is_light
 from firstline_core.processing.decoding import FileDecoding
 from firstline_core.routing import policy
 from firstline_core.routing.policy import CERTIFIED, Policy, PolicyState, RowEvidence, TierDecision
@@ -277,8 +277,10 @@ class EdgeRuns:
             light = is_light(cost)
         if light and edge.quick(len(context.rows) * context.row_ms):
             # It runs at once, so that no other request can ask for the same row meanwhile.
-            batch = inputs if len(rows) == len(context.rows) else take_rows(inputs, [row.position for row in rows])
-            return edge.run(batch, len(rows) * context.row_ms / 1000)
+            if len(rows) < len(context.rows):
+                taken = [row.position for row in rows]
+                inputs, cost = take_rows(inputs, taken), cost.take(taken)
+            return edge.run(MeasuredInputs(inputs, cost), len(rows) * context.row_ms / 1000)
 
         async def compute(positions: Sequence[int]) -> list[ModelOutput]:
             taken = [rows[position].position for position in positions]

@@ -14,17 +14,19 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 from support.agent import edge_settings
+from support.images import encode, images
 
 from bench.support.bundles import artefact, with_certificate
 from bench.support.onnx_models import linear
 from firstline_core.bundle.manifest import MANIFEST_NAME, Manifest, Model, Policy, encode_manifest
 from firstline_core.clock import SimulatedClock
 from firstline_core.ids import new_request_id
+from firstline_core.processing import images as image_processing
 from firstline_core.processing.steps import InputSpec, ModelInput, Softmax
 from firstline_core.routing.certificate import Histogram
 from firstline_core.runtime.onnx import OnnxRuntime
 from firstline_core.tasks.classification import Classification
-from firstline_core.types import InferRequest, InferResponse, Tensor, Tier, take_rows
+from firstline_core.types import InferRequest, InferResponse, Route, Tensor, Tier, take_rows
 from firstline_edge.app import EdgeAgent
 from firstline_edge.requests import context
 
@@ -103,6 +105,18 @@ async def test_the_input_is_not_copied(agent: EdgeAgent, monkeypatch: pytest.Mon
     # Other threads' memory is traced too, so that one of five may have grown by what is not its own.
     assert all(min(bytes_) < arrays[0].nbytes / 4 for bytes_ in grown.values())
     assert [each.ctypes.data for each in fed[1:]] == [array.ctypes.data for array in arrays]
+
+
+async def test_the_header_of_an_image_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[bytes] = []
+    header = image_processing.checked_header
+    monkeypatch.setattr(image_processing, "checked_header", lambda *args: read.append(args[0]) or header(*args))
+    digit = encode(np.zeros((8, 8), np.uint8))
+    async with EdgeAgent(edge_settings(tmp_path)) as running:
+        read.clear()
+        request = InferRequest("digits", (images(digit),), new_request_id(), route=Route.EDGE)
+        assert tier(await running.data_plane.infer(request)) is Tier.EDGE
+    assert read == [digit]
 
 
 class Counting:
