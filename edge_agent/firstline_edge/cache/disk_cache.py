@@ -131,8 +131,7 @@ class DiskCache:
 
     def get(self, key: bytes) -> tuple[bytes, float] | None:
         """The value and the seconds that it has left to live."""
-        entry = self._latest(key) if self._database() is not None else None
-        if entry is None:
+        if self._database() is None or (entry := self._latest(key)) is None:
             return None
         left_s = entry.expires_s - time.time()
         # An entry from the future was stored before the clock was set back: its age is unknown until that time comes.
@@ -262,8 +261,10 @@ class DiskCache:
 
     def _latest(self, key: bytes) -> Entry | None:
         """Returns the entry that was put last; None if that one was dropped or refused."""
-        for changes in (self._waiting, self._stale, self._group):
-            if key in changes or _EVERY_KEY in changes:
+        if key in self._waiting:
+            return self._waiting[key]
+        for changes in (self._stale, self._group):
+            if changes and (key in changes or _EVERY_KEY in changes):
                 return changes.get(key)
         stored = self._stored  # the writing thread may replace it at any moment
         return self._read(key) if stored is None or key in stored else None
@@ -373,7 +374,7 @@ class KeyFilter:
     def __contains__(self, key: bytes) -> bool:
         first, second = self._positions(key)
         bits = self._bits
-        return bool(bits[first >> 3] >> (first & 7) & bits[second >> 3] >> (second & 7) & 1)
+        return bool(bits[first >> 3] >> (first & 7) & 1 and bits[second >> 3] >> (second & 7) & 1)
 
     def _positions(self, key: bytes) -> tuple[int, int]:
         digest = hash(key)  # 64 bits, of which each half is one hash

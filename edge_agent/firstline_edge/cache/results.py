@@ -115,7 +115,8 @@ class ResultCache:
 
     def _remember(self, key: bytes, output: ModelOutput, size_bytes: int, left_s: float, *, private: bool) -> None:
         size_bytes += _OVERHEAD_BYTES
-        self._forget(key)
+        if key in self._entries:
+            self._forget(key)
         if size_bytes > self._limit_bytes:
             return
         entry = self._entries[key] = _Entry(self._clock.monotonic_s() + left_s, output, private, size_bytes)

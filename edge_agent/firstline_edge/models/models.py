@@ -30,7 +30,7 @@ from firstline_core.profile.profile import Distribution, Point
 from firstline_core.protocol.tensors import shown
 from firstline_core.routing.certificate import Certificate
 from firstline_core.routing.policy import Logistic
-from firstline_core.runtime.batch_times import runs_on_loop
+from firstline_core.runtime.batch_times import LOOP_LIMIT_S
 from firstline_core.runtime.select import PLATFORMS
 from firstline_core.tasks.field import field_group, field_scores
 from firstline_core.telemetry.wording import rounded
@@ -88,7 +88,7 @@ class RelativeRunTimes:
             measured_s: the shortest time measured for such a run.
         """
         # The time of a loop within the model depends on its input, so one such run is a sign of more.
-        if took_s > _HELD_UP_S and measured_s > 0 and runs_on_loop(self.factor * measured_s):
+        if took_s > _HELD_UP_S and measured_s > 0 and self.factor * measured_s < LOOP_LIMIT_S:
             self.off_loop = _OFF_LOOP_RUNS
         elif self.off_loop:
             self.off_loop -= 1
@@ -182,7 +182,7 @@ class EdgeModel:
 
     def quick(self, measured_ms: float) -> bool:
         """Returns whether a request runs on the event loop, by the shortest time of all its rows."""
-        return not self.pace.off_loop and runs_on_loop(self.pace.factor * measured_ms / 1000)
+        return not self.pace.off_loop and self.pace.factor * measured_ms < 1000 * LOOP_LIMIT_S
 
     def run(self, inputs: Arrays, measured_s: float = math.inf) -> list[ModelOutput]:
         """Returns the model's output for each row.

@@ -196,13 +196,17 @@ class RequestContext(Struct, eq=False):
             durable: whether a correction was promised and stored.
         """
         request = self.request
-        row_answers = [row.answer for row in self.rows if row.answer is not None]
+        row_answers: list[RowAnswer] = []
+        outputs: list[Arrays] = []
+        for row in self.rows:
+            if row.answer is not None and row.output is not None:
+                row_answers.append(row.answer)
+                outputs.append(row.output.outputs)
         refused = self.cause and any(row.reason is Reason.CLOUD_ERROR for row in row_answers)
-        outputs = [row.output.outputs for row in self.rows if row.output is not None]
         together = []
         for name, array in outputs[0].items():
             # Always copied: the cache holds them too, and the caller may do with them as they like.
-            joined = array.copy() if len(outputs) == 1 else np.concatenate([row[name] for row in outputs])
+            joined = array.copy() if len(outputs) == 1 else np.concatenate([each[name] for each in outputs])
             together.append(Tensor(name, joined))
         return InferResponse(
             model=request.model,

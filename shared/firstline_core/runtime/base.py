@@ -112,11 +112,12 @@ def check_feeds(feeds: Feeds, inputs: Sequence[TensorSpec]) -> None:
     """
     rows = None
     for spec in inputs:
-        if len(feeds) != len(inputs) or spec.name not in feeds:
+        feed = feeds.get(spec.name)
+        if feed is None or len(feeds) != len(inputs):
             raise InvalidTensorError(
                 f"The model takes {_names(spec.name for spec in inputs)}, but was fed {_names(feeds) or 'nothing'}."
             )
-        shape = feeds[spec.name].shape
+        shape = feed.shape
         if not fits(shape, spec.shape):
             wanted = ", ".join(["rows", *("any" if size < 0 else str(size) for size in spec.shape[1:])])
             raise InvalidTensorError(f"Model input '{spec.name}' takes [{wanted}], but was fed {list(shape)}.")
@@ -136,8 +137,7 @@ def fits(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
     """
     if len(shape) != len(wanted):
         return False
-    have, want = shape[1:], wanted[1:]
-    return have == want or all(size in (-1, own) for size, own in zip(want, have, strict=True))
+    return shape[1:] == wanted[1:] or all(size in (-1, own) for size, own in zip(wanted[1:], shape[1:], strict=True))
 
 
 def cast_feed(name: str, array: Array, dtype: np.dtype[Any], what: str = "Model input") -> Array:
