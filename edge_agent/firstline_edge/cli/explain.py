@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from datetime import UTC, datetime
+from itertools import zip_longest
 from typing import Any
 
 from firstline_core.command_line import EXIT_FAILED
@@ -78,9 +79,14 @@ def _described(line: dict[str, Any]) -> list[str]:
     sentences += [_attempt(attempt) for attempt in line["attempts"]]
     sentences += _variant(line)
     sentences.append(f"  {_why(line)}{_cause(line)}")
+    policy_reasons = line.get("policy_reasons", ())
+    if policy_reasons and not line["rows"]:
+        explanation = Reason(policy_reasons[0]).explanation.format(scores=_scores(line))
+        sentences.append(f"  The policy had decided: {explanation}")
     sentences += [_denied(row) for row in line.get("denied", ())]
     if line["rows"]:
-        sentences += [f"  row {number}: {_row(row)}" for number, row in enumerate(line["rows"])]
+        pairs = zip_longest(line["rows"], policy_reasons)
+        sentences += [f"  row {number}: {_row(*pair)}" for number, pair in enumerate(pairs)]
     stored = "The promise is on the disk." if line["durable"] else ""
     sentences.append("  " + " ".join(filter(None, [_STATUSES[Status(line["status"])], _certification(line), stored])))
     if "trace_id" in line:
@@ -158,6 +164,7 @@ def _scores(line: dict[str, Any]) -> str:
     return f" ({lowest} {line['confidence']:.4f}, accepted from {line['threshold']:.4f}{stricter})"
 
 
-def _row(row: dict[str, Any]) -> str:
+def _row(row: dict[str, Any], policy_reason: str | None) -> str:
     score = "" if row["confidence"] is None else f", score {row['confidence']:.4f}"
-    return f"{row['tier']}, {row['reason']}{score}, {row['status']}"
+    policy = f" (the policy had decided: {policy_reason})" if policy_reason not in (None, row["reason"]) else ""
+    return f"{row['tier']}, {row['reason']}{policy}{score}, {row['status']}"

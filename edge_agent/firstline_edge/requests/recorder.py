@@ -56,6 +56,8 @@ class _Answered(Struct, frozen=True, eq=False):
     def record(self) -> dict[str, object]:
         """Returns the record for the decision log."""
         record = about(self.response, wall_s=self.at_s, ms=self.ms) | {"event": "answered", **self.facts}
+        if any(row.answer is not None and row.answer.reason is not row.policy_reason for row in self.rows):
+            record["policy_reasons"] = [row.policy_reason.value for row in self.rows]
         return record | _traced(self.request.trace)
 
     def count(self, statistics: ModelStatistics) -> None:

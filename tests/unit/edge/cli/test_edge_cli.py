@@ -119,6 +119,21 @@ def test_explain_describes_a_request() -> None:
     assert refused.endswith("the first answer stands. Why: Why.")
 
 
+def test_explain_states_why_the_full_model_was_to_answer() -> None:
+    (*_, policy, _) = describe(LINE | {"policy_reasons": ["uncertain"]})
+    assert policy == (
+        "  The policy had decided: This device's model was not sure enough (score 0.5000, accepted from 0.9700), so "
+        "the full model was to answer."
+    )
+    row = {"tier": "edge", "status": "final", "confidence": 0.5}
+    rows = [row | {"reason": "confident"}, row | {"reason": "link_down"}]
+    lines = describe(LINE | {"rows": rows, "policy_reasons": ["confident", "uncertain"]})
+    assert lines[-3:-1] == [
+        "  row 0: edge, confident, score 0.5000, final",
+        "  row 1: edge, link_down (the policy had decided: uncertain), score 0.5000, final",
+    ]
+
+
 def test_explain_names_a_refused_token() -> None:
     tried = [{"tier": "cloud", "outcome": "unauthorized", "ms": 2.5}]
     lines = describe(LINE | {"attempts": tried, "cause": "The gateway refuses this device: The token is unknown."})
