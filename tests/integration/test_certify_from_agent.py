@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 from support.agent import edge_settings, serving_agent
-from support.digits import HELDOUT
+from support.digits import HELDOUT, few_scans
 from support.gateway import DIGITS
 from support.line import Line
 from typer.testing import CliRunner
@@ -37,11 +37,7 @@ def scans() -> Dataset:
 @pytest.fixture(scope="module")
 def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """As many scans as the promise takes."""
-    folder = tmp_path_factory.mktemp("few")
-    (folder / "images.zip").symlink_to(HELDOUT / "images.zip")
-    labels = (HELDOUT / "labels.csv").read_text().splitlines(keepends=True)
-    (folder / "labels.csv").write_text("".join(labels[: ROWS + 1]))
-    return folder
+    return few_scans(tmp_path_factory.mktemp("few") / "scans", ROWS)
 
 
 def run(data: Path, *arguments: object, code: int = 0) -> Any:

@@ -25,7 +25,7 @@ import firstline
 from firstline import AsyncClient, Classification, Client
 from firstline_core import errors
 from firstline_core.bundle.store import open_bundle
-from firstline_core.protocol.limits import DEFAULT_LIMITS
+from firstline_core.protocol.limits import Limits
 from firstline_core.types import InferResponse, Status, Tier
 
 BODY_LIMIT_BYTES = 200_000
@@ -249,16 +249,20 @@ async def test_foreign_server_is_a_protocol_error(kind: str, reply: bytes) -> No
 
 
 @pytest.mark.parametrize("compressed", [False, True])
-async def test_an_answer_over_the_limit_is_not_read_to_its_end(kind: str, compressed: bool) -> None:
-    body = b" " * (DEFAULT_LIMITS.body_bytes + 1)
+async def test_an_answer_over_the_limit_is_not_read_to_its_end(
+    kind: str, compressed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit_bytes = 1_000_003
+    monkeypatch.setattr("firstline.client.connection.DEFAULT_LIMITS", Limits(body_bytes=limit_bytes))
+    body = b" " * (limit_bytes + 1)
     encoding = "gzip" if compressed else "identity"
     head = f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Encoding: {encoding}\r\n\r\n"
     with saying(head.encode() + (gzip.compress(body, 1) if compressed else body)) as url:
         async with Asker(kind, url) as ask:
             for call in (("metadata", "digits"), ("answer", "x")):
-                with pytest.raises(errors.ProtocolError, match=f"{DEFAULT_LIMITS.body_bytes}"):
+                with pytest.raises(errors.ProtocolError, match=f"{limit_bytes}"):
                     await ask(*call)
-            with pytest.raises(errors.ProtocolError, match=f"{DEFAULT_LIMITS.body_bytes}"):
+            with pytest.raises(errors.ProtocolError, match=f"{limit_bytes}"):
                 await anext(ask.begin("stream_file", "digits", b"x"))
 
 

@@ -5,9 +5,9 @@ import signal
 from pathlib import Path
 
 import pytest
+from support.digits import few_scans
 from support.forks import ForkedProcess
-
-_DIGITS = Path(__file__).parents[2] / "models/digits"
+from support.gateway import DIGITS
 
 
 @pytest.mark.parametrize(
@@ -19,9 +19,9 @@ _DIGITS = Path(__file__).parents[2] / "models/digits"
     ],
 )
 def test_a_signal_removes_all_temporary_files(tmp_path: Path, phase: str, number: signal.Signals, code: int) -> None:
-    work, out = tmp_path / "work", tmp_path / "out"
+    work, out, data = tmp_path / "work", tmp_path / "out", few_scans(tmp_path / "few", 240)
     work.mkdir()
-    arguments = ["compress", _DIGITS / "bundle", "--data", _DIGITS / "heldout", "--out", out / "next", "--force"]
+    arguments = ["compress", DIGITS, "--data", data, "--out", out / "next", "--force"]
     process = ForkedProcess("firstline", *arguments, environ=os.environ | {"TMPDIR": str(work)})
     try:
         assert process.stderr is not None

@@ -110,7 +110,6 @@ async def site_at(folder: Path, broker: Broker | None = None, *, bytes_by_http: 
             folder / "state",
             links=links,
             models__directories=[str(bundle.path)],
-            hardware__survey=False,
             fleet__enabled=True,
             fleet__poll_s=0.1,
             fleet__telemetry_s=60,

@@ -166,7 +166,6 @@ async def running_fleet(folder: Path, devices: int, **audit: object) -> AsyncIte
                 fleet__poll_s=0.5,
                 fleet__telemetry_s=0.5,
                 fleet__trial_s=0.0,
-                hardware__survey=False,
                 fleet__root_file=str(site.keyring.anchor),
                 fleet__download_jitter_s=0,
                 **(EVERY_ANSWER | audit),

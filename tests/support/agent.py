@@ -19,15 +19,15 @@ DIGITS = CHECKOUT / "models" / "digits" / "bundle"
 
 
 def edge_settings(state_dir: Path, **overrides: Any) -> EdgeSettings:
-    """Settings for a test: dotted keys, with `__` for the dot."""
+    """Settings for a test: dotted keys, with `__` for the dot. The survey is off: it takes a second, after 30 s."""
     defaults = {"agent.state_dir": str(state_dir), "models.directories": [str(DIGITS)], "api.port": 0}
-    defaults |= {"agent.device_id": "device-1"}
+    defaults |= {"agent.device_id": "device-1", "hardware.survey": False}
     return load(None, environ={}, overrides=defaults | {key.replace("__", "."): v for key, v in overrides.items()})
 
 
 def adapting_settings(folder: Path, **more: Any) -> EdgeSettings:
     """Of an agent that adapts to a device without sensors; the bundle and the state are in the folder."""
-    base = {"models__directories": [str(folder / "bundle")], "adaptation__enabled": True, "hardware__survey": False}
+    base = {"models__directories": [str(folder / "bundle")], "adaptation__enabled": True}
     base |= {"hardware__root": str(folder / "no sensors"), "hardware__period_s": 3600.0, "cache__disk_limit_bytes": 0}
     return edge_settings(folder / "state", **(base | more))
 

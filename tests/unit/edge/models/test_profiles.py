@@ -158,7 +158,7 @@ async def test_status_shows_sources_of_times_and_damaged_profiles(tmp_path: Path
     path = StatePaths(tmp_path).device_profile_path("digits")
     bundle = open_bundle(DIGITS)
     written(path, document(bundle, tmp_path, measured(bundle)))
-    settings = edge_settings(tmp_path, models__directories=[str(DIGITS)], hardware__survey=False)
+    settings = edge_settings(tmp_path, models__directories=[str(DIGITS)])
     async with EdgeAgent(settings) as agent:
         (model,) = agent.operations.status()["models"]
         assert (model["row_ms"], model["row_ms_from"]) == (200, "profile")
