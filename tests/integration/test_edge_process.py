@@ -86,7 +86,7 @@ def test_signal_stops_an_agent_that_loads_a_slow_model(config: Path) -> None:
 
 
 _RUNS_SLOWLY = """
-import hashlib, sys
+import sys, time
 from pathlib import Path
 from firstline_edge.__main__ import main
 from firstline_edge.models.models import EdgeModel
@@ -95,7 +95,7 @@ run = EdgeModel.run
 
 def run_slowly(*arguments: object, **options: object) -> object:
     Path(__file__).with_name("runs").touch()
-    hashlib.pbkdf2_hmac("sha256", b"model", b"", ITERATIONS)  # in C
+    time.sleep(RUN_S)
     return run(*arguments, **options)
 
 EdgeModel.run = run_slowly
@@ -105,10 +105,10 @@ sys.exit(main())
 
 
 @contextmanager
-def asking_a_slow_model(config: Path, iterations: int, timeout_us: int) -> Iterator[tuple[TierProcess, Future[int]]]:
+def asking_a_slow_model(config: Path, run_s: int, timeout_us: int) -> Iterator[tuple[TierProcess, Future[int]]]:
     """Yields an agent whose model runs, and the status of the request to come."""
     script = config.with_name("slow.py")
-    script.write_text(_RUNS_SLOWLY.replace("ITERATIONS", str(iterations)))
+    script.write_text(_RUNS_SLOWLY.replace("RUN_S", str(run_s)))
     agent = TierProcess(str(script), "--config", config, log=config.with_suffix(".log"))
 
     def ask() -> int:
@@ -122,14 +122,14 @@ def asking_a_slow_model(config: Path, iterations: int, timeout_us: int) -> Itera
 
 
 def test_signal_lets_a_slow_model_answer_first(config: Path) -> None:
-    with asking_a_slow_model(config, 1_000_000, timeout_us=60_000_000) as (agent, status):  # for a second
+    with asking_a_slow_model(config, run_s=1, timeout_us=60_000_000) as (agent, status):
         assert agent.stop() == 0
         assert status.result() == 200
 
 
 def test_signal_ends_an_agent_whose_model_still_runs(config: Path) -> None:
-    with asking_a_slow_model(config, 500_000_000, timeout_us=3_000_000) as (agent, status):  # for minutes
-        assert status.result() == 504  # a thread computes on
+    with asking_a_slow_model(config, run_s=600, timeout_us=3_000_000) as (agent, status):
+        assert status.result() == 504  # a thread still runs
         assert agent.stop() == 0
 
 

@@ -99,7 +99,7 @@ def test_agent_runs_in_a_program(scan: Path, tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("scan.png: {'probabilities': [[")
     assert done.stdout.endswith("]]}, edge: confident, final\n")
-    refused = run([sys.executable, str(example)], config, "digits", example)
+    refused = run_again([sys.executable, str(example)], config, "digits", example)
     assert refused.returncode == 1 and "Row 0 of input 'image'" in refused.stderr
     page = EXAMPLES.parent / "how-to" / "agent-in-a-program.md"
     assert f"```python\n{example.read_text()}```" in page.read_text()

@@ -117,9 +117,15 @@ async def site_at(folder: Path, broker: Broker | None = None, *, bytes_by_http: 
         yield Site(gateway, url, settings, bundle.path)
 
 
+def with_cores(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    """Each model has a point with one thread, and one with as many threads as the machine has cores."""
+    monkeypatch.setattr("firstline_core.hardware.survey.usable_cores", lambda _: (float(count), False))
+
+
 @pytest.fixture(autouse=True)
-def short_points(monkeypatch: pytest.MonkeyPatch) -> None:
+def few_short_points(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a point tells does not matter here."""
+    with_cores(monkeypatch, 1)
     for name, value in {"QUICK_S": 0.5, "_SHORTEST_S": 0.01, "QUICK_BATCHES": (1,)}.items():
         monkeypatch.setattr(f"firstline_core.profile.measure.{name}", value)
 
@@ -155,6 +161,7 @@ async def test_an_offline_device_measures_and_uploads_a_requested_profile(either
 
 
 async def test_a_restart_continues_the_measurement(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_cores(monkeypatch, 2)
     monkeypatch.setattr("firstline_core.profile.measure.QUICK_S", 8.0)  # so that it restarts in time
     path = StatePaths(site.settings.state_dir).device_profile_path("two")
     async with site.agent():
