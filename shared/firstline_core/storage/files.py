@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import glob
 import hashlib
 import os
+import re
 import secrets
 import shutil
 import time
@@ -20,6 +20,7 @@ DAMAGED = ".damaged"
 
 _BEGUN = ".new"
 _BEGUN_BYTES = 4  # random part of its name: another writer of the same file uses another name
+_BEGUN_END = re.compile(rf"\.[0-9a-f]{{{2 * _BEGUN_BYTES}}}{re.escape(_BEGUN)}")
 _FORGOTTEN_S = 3600.0
 """Age after which an unfinished file belongs to a writer that was killed."""
 _DIGEST_BYTES = 16
@@ -273,9 +274,11 @@ def give_to_owner_of(folder: Path, file: int | Path) -> None:
 
 def _remove_forgotten(path: Path) -> None:
     """Removes unfinished files of writers that were killed."""
-    begun = f"{glob.escape(path.name)}.{'[0-9a-f]' * 2 * _BEGUN_BYTES}{_BEGUN}"
+    start = path.name
     with contextlib.suppress(OSError):  # such a file does no harm
-        for left in path.parent.glob(begun):
+        names = os.listdir(path.parent)  # noqa: PTH208 (a folder may have thousands)
+        for name in [name for name in names if name.startswith(start) and _BEGUN_END.fullmatch(name, len(start))]:
+            left = path.with_name(name)
             if time.time() - left.stat().st_mtime > _FORGOTTEN_S:
                 left.unlink()
 
