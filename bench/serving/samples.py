@@ -34,7 +34,7 @@ class Effort:
 
     def requests(self, in_flight: int) -> int:
         """Maximum number of requests in a load with that many in flight; 0 for no limit."""
-        return in_flight + 8 if self.quick else 0
+        return in_flight if self.quick else 0
 
     def progress(self, what: str) -> None:
         """Prints to stderr what is measured now, with the time so far."""

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from bench import figures
-from bench.serving import compare_peers, rest, rounds, run, wrk
+from bench.serving import compare_peers, ours, rest, rounds, run, wrk
 from bench.serving.processes import StartError, cores, free_port, marked, started
 from bench.serving.samples import QUICK
 
@@ -56,6 +56,7 @@ def test_another_part_keeps_the_figures_of_the_first(results: Path) -> None:
 
 def test_peer_without_an_environment_is_reported(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compare_peers.peer, "_CHECKOUT", results)  # without any peer's environment
+    monkeypatch.setattr(ours, "create_key", lambda *_: "")  # no gateway runs
     assert compare_peers.main(["--quick", "--only", "pytriton"]) == 0
     assert "has no environment" in results_of(results, "peers")["not measured"]["pytriton"]
 
