@@ -125,8 +125,10 @@ def mark_seen(connection: sa.Connection, name: str, session: str, now_s: float, 
     Returns:
         Whether this is its latest process; a message of an earlier one is late and must be ignored.
     """
-    _ensure(connection, name, now_s if accept else None)
-    row = connection.execute(_SESSIONS, {"device": name}).one()
+    row = connection.execute(_SESSIONS, {"device": name}).one_or_none()
+    if row is None:  # rarely: almost every message is of a device that is known
+        _ensure(connection, name, now_s if accept else None)
+        row = connection.execute(_SESSIONS, {"device": name}).one()
     earlier = row.earlier_sessions
     if session in earlier:
         return False

@@ -1,5 +1,6 @@
 """Backups: of either database, restored into either, whole or not at all, and never over anything."""
 
+import itertools
 import stat
 import zipfile
 from collections.abc import Callable
@@ -8,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from sqlalchemy import text
-from support.databases import PostgreSql, empty_sqlite_store
+from support.databases import PostgreSql, empty_sqlite_store, sqlite_store
 
 from firstline_core.errors import ConfigError
 from firstline_gateway.commands.backup.backup import back_up, restore
@@ -90,6 +91,14 @@ def new(request: pytest.FixtureRequest, tmp_path: Path) -> Settings:
     return settings_in(tmp_path / "new", store)
 
 
+@pytest.fixture(scope="module")
+def empty_backup(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """The backup of a store with nothing in it, and of no authority."""
+    folder = tmp_path_factory.mktemp("empty")
+    back_up(settings_in(folder, sqlite_store(folder)), folder / "gateway.backup")
+    return (folder / "gateway.backup").read_bytes()
+
+
 def test_a_backup_restores_everything_on_either_database(filled: Settings, new: Settings, tmp_path: Path) -> None:
     path = tmp_path / "gateway.backup"
     manifest = back_up(filled, path)
@@ -166,10 +175,10 @@ def test_the_store_alone_is_restored_next_to_an_existing_authority(filled: Setti
 def test_a_backup_is_of_one_moment(filled: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from firstline_gateway.commands.backup import backup
 
-    lines, database = backup.lines, open_database(filled.store)
+    lines, database, numbers = backup.lines, open_database(filled.store), itertools.count(1000)
 
     def lines_while_somebody_writes(connection: object, table: object) -> object:
-        put(database, 1000 + len(contents(filled.store)["deliveries"]))
+        put(database, next(numbers))
         return lines(connection, table)
 
     monkeypatch.setattr(backup, "lines", lines_while_somebody_writes)
@@ -236,19 +245,16 @@ Spoil = Callable[[bytes], bytes]
         lambda content: content[:200] + bytes([content[200] ^ 1]) + content[201:],
     ],
 )
-def test_a_damaged_backup_restores_nothing(tmp_path: Path, spoil: Spoil) -> None:
-    old, new, path = settings_in(tmp_path / "old"), settings_in(tmp_path / "new"), tmp_path / "gateway.backup"
-    open_database(old.store).close()
-    back_up(old, path)
-    path.write_bytes(spoil(path.read_bytes()))
+def test_a_damaged_backup_restores_nothing(tmp_path: Path, empty_backup: bytes, spoil: Spoil) -> None:
+    new, path = settings_in(tmp_path / "new"), tmp_path / "gateway.backup"
+    path.write_bytes(spoil(empty_backup))
     with pytest.raises(ConfigError, match="is damaged, or not a backup"):
         restore(new, path)
     assert not list((tmp_path / "new").iterdir())
 
 
 def test_no_flipped_bit_changes_the_mode_of_a_restored_file(tmp_path: Path) -> None:
-    old, path = settings_in(tmp_path / "old"), tmp_path / "gateway.backup"
-    open_database(old.store).close()
+    old, path = settings_in(tmp_path / "old", sqlite_store(tmp_path / "old")), tmp_path / "gateway.backup"
     identity = Path(old.identity.directory)
     identity.mkdir()
     (identity / "ca.key").write_bytes(b"key")
@@ -281,10 +287,8 @@ def rewritten(path: Path, change: Callable[[dict[str, bytes]], None]) -> None:
             archive.writestr(name, content)
 
 
-def test_a_foreign_archive_is_refused(tmp_path: Path) -> None:
-    old, new, path = settings_in(tmp_path / "old"), settings_in(tmp_path / "new"), tmp_path / "gateway.backup"
-    open_database(old.store).close()
-    back_up(old, path)
+def test_a_foreign_archive_is_refused(tmp_path: Path, empty_backup: bytes) -> None:
+    new, path = settings_in(tmp_path / "new"), tmp_path / "gateway.backup"
 
     def manifest(members: dict[str, bytes], **changes: object) -> None:
         members["manifest.json"] = msgspec.json.encode(msgspec.json.decode(members["manifest.json"]) | changes)
@@ -305,10 +309,9 @@ def test_a_foreign_archive_is_refused(tmp_path: Path) -> None:
         (added("identity/sub/ca.key"), "it would write"),
         (added("identity/.lock"), "it would write"),
     ):
-        content = path.read_bytes()
+        path.write_bytes(empty_backup)
         rewritten(path, change)
         with pytest.raises(ConfigError, match=message):
             restore(new, path)
-        path.write_bytes(content)
         assert not list((tmp_path / "new").iterdir())
     assert not (tmp_path.parent / "escaped").exists()
