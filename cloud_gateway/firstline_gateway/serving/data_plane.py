@@ -7,12 +7,15 @@ keeps the model in memory, waits for its turn in a batch, runs it, and returns t
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, Self
 
 from msgspec.structs import replace
+from prometheus_client.core import HistogramMetricFamily
+from prometheus_client.registry import Collector
 
 from firstline_core.bundle.loaded_model import declared_inputs
 from firstline_core.bundle.manifest import Manifest
@@ -79,8 +82,10 @@ class AnswerObserver(Protocol):
         """Returns the state of the contract for the device that asked, or None if there is nothing to report."""
 
 
-class ServingStatistics:
+class ServingStatistics(Collector):
     """Counts answers, batches and late requests from the start of the process on.
+
+    Batches are converted for Prometheus at each scrape: counting them there would take as long as a batch.
 
     Args:
         metrics: the registry of the gateway; this adds its metrics.
@@ -91,7 +96,8 @@ class ServingStatistics:
         self._metrics = metrics
         self._clock = clock
         self._models: dict[ModelKey, ModelStatistics] = {}
-        self._batches = metrics.distribution("batch_rows", "Rows that ran as one batch.", _BATCH_ROWS_BUCKETS)
+        self._batches: Counter[int] = Counter()  # by their rows
+        metrics.registry.register(self)
         self._late = metrics.counter("late_total", "Requests that were admitted and not answered by their deadline.")
 
     def of(self, key: ModelKey) -> ModelStatistics:
@@ -110,7 +116,7 @@ class ServingStatistics:
 
     def started(self, rows: int) -> None:
         """Counts a batch that starts."""
-        self._batches.add(rows)
+        self._batches[rows] += 1
 
     def ran(self, key: ModelKey, rows: int, seconds: float, waits_s: Sequence[float]) -> None:
         """Counts a batch that was answered; see `ModelStatistics.ran`."""
@@ -119,6 +125,17 @@ class ServingStatistics:
     def late(self) -> None:
         """Counts a request that was admitted and not answered by its deadline."""
         self._late.inc()
+
+    def collect(self) -> Iterable[HistogramMetricFamily]:
+        """Returns the batches by their rows; see `Collector`."""
+        family = HistogramMetricFamily("firstline_gateway_batch_rows", "Rows that ran as one batch.")
+        found = self._batches.copy()
+        counts = [
+            (str(float(most)), sum(count for rows, count in found.items() if rows <= most))
+            for most in _BATCH_ROWS_BUCKETS
+        ]
+        family.add_metric((), [*counts, ("+Inf", found.total())], sum(rows * count for rows, count in found.items()))
+        return (family,)
 
 
 class InFlight:
