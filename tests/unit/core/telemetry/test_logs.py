@@ -30,12 +30,7 @@ def configured(form: Literal["text", "json"], level: str = "info") -> Iterator[i
 
 @pytest.mark.parametrize(
     "facts",
-    [
-        FACTS,
-        {"outcome": "ok", "model": "m", "ms": 1.5, "none": None},
-        {"outcome": "ok", "ms": 1.5, "none": None, "path": Path("a b"), "empty": ""},
-        {"path": Path("plain")},
-    ],
+    [FACTS, {"outcome": "ok", "ms": 1.5, "none": None, "path": Path("a b"), "empty": ""}, {"path": Path("plain")}],
 )
 def test_text_line_equals_that_of_structlogs_console_renderer(facts: dict[str, Any]) -> None:
     with configured("text") as stream:
