@@ -34,7 +34,7 @@ from firstline_core.runtime.select import RuntimeOptions
 
 pytestmark = pytest.mark.shared_data
 
-ROWS = 100
+ROWS = 50
 MEAN, STD = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
 
 
