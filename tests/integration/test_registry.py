@@ -3,7 +3,9 @@
 import asyncio
 import hashlib
 import os
+import shutil
 import stat
+from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
 
@@ -12,9 +14,10 @@ import pytest_asyncio
 from securesystemslib.signer import Key
 from sqlalchemy import delete, insert, select
 from support.commands import firstline
+from support.databases import sqlite_store
 from support.digits import digits_bundle
 from support.gateway import DIGITS
-from support.keys import bearer
+from support.keys import bearer, revoke_key
 from support.registry_site import RegistrySite, registry_site
 from tuf.api.metadata import Root, Targets
 
@@ -37,12 +40,28 @@ from firstline_gateway.registry.signing import ONLINE_LIFE
 BLOBS = REGISTRY_PATH + "/blobs/"
 
 
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a registry with keys, and with the digits as version 1."""
+    folder = tmp_path_factory.mktemp("published") / "site"
+
+    async def publish() -> None:
+        async with registry_site(folder) as site:
+            await site.begin()
+            await site.push(open_bundle(DIGITS))
+
+    asyncio.run(publish())
+    for name in ("ops", "press-7"):  # each copy creates keys of its own
+        revoke_key(sqlite_store(folder), name)
+    return folder
+
+
 @pytest_asyncio.fixture
-async def begun(site: RegistrySite) -> RegistrySite:
-    """With keys, and the digits as version 1."""
-    await site.begin()
-    await site.push(open_bundle(DIGITS))
-    return site
+async def begun(published: Path, tmp_path: Path) -> AsyncIterator[RegistrySite]:
+    """Serves a copy of it."""
+    shutil.copytree(published, tmp_path / "site")
+    async with registry_site(tmp_path / "site") as site:
+        yield site
 
 
 def ignore(*_: int) -> None:

@@ -66,33 +66,27 @@ async def recovers(gateway: Gateway, client: httpx.AsyncClient, seed: int) -> No
     assert store_up(gateway) == 1
 
 
-@pytest.fixture
-def own_postgresql(postgresql_installed: None) -> Iterator[PostgreSql]:
-    """One that a test may stop."""
-    with PostgreSql("fsync=on") as running:
-        yield running
+async def test_postgresql_may_crash_and_return(postgresql_installed: None) -> None:
+    with PostgreSql("fsync=on") as own:
+        async with line(own.new_database()) as (gateway, client):
+            before = delivery(0)
+            first = read(await post(client, before))
+            own.stop(kill=True)
+            await refused_but_serving(gateway, client, 1)
+            assert store_up(gateway) == 0
+            own.start()
+            await recovers(gateway, client, 1)
+            assert same(first, read(await post(client, before)))  # what was answered outlived it
 
 
-async def test_postgresql_may_crash_and_return(own_postgresql: PostgreSql) -> None:
-    async with line(own_postgresql.new_database()) as (gateway, client):
-        before = delivery(0)
-        first = read(await post(client, before))
-        own_postgresql.stop(kill=True)
-        await refused_but_serving(gateway, client, 1)
-        assert store_up(gateway) == 0
-        own_postgresql.start()
-        await recovers(gateway, client, 1)
-        assert same(first, read(await post(client, before)))  # what was answered outlived it
-
-
-async def test_postgresql_may_become_read_only(own_postgresql: PostgreSql) -> None:
-    url = own_postgresql.new_database()
+async def test_postgresql_may_become_read_only(postgresql: PostgreSql) -> None:
+    url = postgresql.new_database()
+    name = url.rpartition("/")[2]
 
     def set_read_only(value: str) -> None:
-        with psycopg.connect(own_postgresql.conninfo, autocommit=True) as connection:
-            connection.execute(f"ALTER SYSTEM SET default_transaction_read_only = {value}".encode())
-            connection.execute("SELECT pg_reload_conf()")
-            connection.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname LIKE 'store_%'")
+        with psycopg.connect(postgresql.conninfo, autocommit=True) as connection:
+            connection.execute(f"ALTER DATABASE {name} SET default_transaction_read_only = {value}".encode())
+            connection.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", (name,))
 
     async with line(url) as (gateway, client):
         read(await post(client, delivery(0)))
