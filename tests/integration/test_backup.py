@@ -70,6 +70,7 @@ async def test_promises_are_kept_by_a_restored_gateway(tmp_path: Path) -> None:
             during.append(await promise(agent, LOAD + len(during)))
             await asyncio.sleep(0.2)  # a load, however busy the machine is
         await backing_up
+        await until(lambda: agent.outbox.depth == 0, 60)
         await first.aclose()
         after = [await promise(agent, 10_000 + seed) for seed in range(ALONE)]
         lose(folder)
