@@ -29,7 +29,7 @@ from chaos.kills import Campaign, run_campaign
 from chaos.offline import RATE, drain_rate, hour_offline
 from chaos.simulation.run import Tally, run_many
 from chaos.soak import soak
-from chaos.storage import cut_gateway_power, cut_power, flip_bits
+from chaos.storage import OUTBOX, STORE, cut_power, flip_bits
 from firstline_core.units import MIB
 
 _TARGET = "chaos"
@@ -196,8 +196,10 @@ def _flat(name: str, more: int) -> Figure:
 def storage(effort: Effort, seed: int) -> list[Figure]:
     """The disk below an outbox and a gateway's store."""
     with quick_folder() as folder:
-        cuts = asyncio.run(cut_power(folder, seed, effort.recordings, lambda done: say("storage", done)))
-        of_gateway = cut_gateway_power(folder, seed, effort.recordings // 2, lambda done: say("storage", done))
+        cuts, of_gateway = (
+            cut_power(workload, folder, seed, recordings, lambda done: say("storage", done))
+            for workload, recordings in ((OUTBOX, effort.recordings), (STORE, effort.recordings // 2))
+        )
         flips = asyncio.run(flip_bits(folder, seed, effort.flip_every_bytes))
     say("storage", f"{flips.flips} bits flipped")
     errors = errors_at(first=1, step=effort.fail_every)

@@ -4,6 +4,7 @@ A recording of either at work differs from run to run, by how its threads meet; 
 fails, the recording is kept, with the point and the seed that repeat it.
 """
 
+import asyncio
 import random
 import shutil
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from support import store_faults
+from support.faulty_disk import Recording
 from support.outbox_faults import Kept, check_crash, filled, recorded
 
 _STEPS = 5  # rounds of promises in each of a recording's three parts
@@ -42,47 +44,42 @@ class Flips:
     silent: int = 0
 
 
-async def cut_power(folder: Path, seed: int, recordings: int, report: Callable[[str], None]) -> Cuts:
+class Workload(NamedTuple):
+    """What is recorded: an outbox at work, or a gateway's SQLite store with deliveries, audits, keys and devices."""
+
+    name: str
+    record: Callable[[Path, int, int], Recording]
+    check_crash: Callable[[Recording, int, int, Path], None]
+
+
+def _check_outbox(recording: Recording, point: int, seed: int, into: Path) -> None:
+    asyncio.run(check_crash(recording, point, seed, into))
+
+
+OUTBOX = Workload("outbox", recorded, _check_outbox)
+STORE = Workload("gateway's store", store_faults.recorded, store_faults.check_crash)
+
+
+def cut_power(workload: Workload, folder: Path, seed: int, recordings: int, report: Callable[[str], None]) -> Cuts:
     """Cuts the power before every change of some recordings.
-
-    Raises:
-        AssertionError: something acknowledged was lost, or there twice.
-    """
-    rng, done, acknowledged = random.Random(seed), 0, 0
-    for number in range(recordings):
-        recording = recorded(folder / f"state{number}", rng.randrange(1 << 30), _STEPS)
-        acknowledged += len(recording.marks)
-        for point in recording.points():
-            of_this = rng.randrange(1 << 30)
-            try:
-                await check_crash(recording, point, of_this, folder / "crash")
-            except BaseException:
-                _keep(folder / f"state{number}.recording", point, of_this)
-                raise
-            done += 1
-        report(f"{done} power cuts")
-    return Cuts(done, acknowledged)
-
-
-def cut_gateway_power(folder: Path, seed: int, recordings: int, report: Callable[[str], None]) -> Cuts:
-    """As `cut_power`, of a gateway's SQLite store: deliveries, audits, keys and devices.
 
     Raises:
         AssertionError: something acknowledged was lost or counts twice, or the store does not open.
     """
-    rng, done, acknowledged = random.Random(f"{seed} gateway"), 0, 0
+    rng, done, acknowledged = random.Random(f"{seed} {workload.name}"), 0, 0
     for number in range(recordings):
-        recording = store_faults.recorded(folder / f"store{number}", rng.randrange(1 << 30), _STEPS)
+        kept = folder / f"{workload.name} {number}"
+        recording = workload.record(kept, rng.randrange(1 << 30), _STEPS)
         acknowledged += len(recording.marks)
         for point in recording.points():
             of_this = rng.randrange(1 << 30)
             try:
-                store_faults.check_crash(recording, point, of_this, folder / "crash")
+                workload.check_crash(recording, point, of_this, folder / "crash")
             except BaseException:
-                _keep(folder / f"store{number}.recording", point, of_this)
+                _keep(kept.with_name(f"{kept.name}.recording"), point, of_this)
                 raise
             done += 1
-        report(f"{done} power cuts of a gateway's store")
+        report(f"{done} power cuts of the {workload.name}")
     return Cuts(done, acknowledged)
 
 

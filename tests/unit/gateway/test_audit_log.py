@@ -88,12 +88,6 @@ def test_concurrent_entries_form_one_chain(database: Database) -> None:
         assert verify_log(audit_log.page(connection, audit_log.EntryFilter(0), 100))[0] == 24
 
 
-def test_details_without_end_are_not_kept(database: Database) -> None:
-    add(database, "much", text="x" * 100_000)
-    with database.reading() as connection:
-        assert "left_out_bytes" in audit_log.page(connection, audit_log.EntryFilter(0), 1)[0].details
-
-
 def test_the_limit_of_details_counts_bytes(database: Database) -> None:
     add(database, "much", text="é" * 40_000)
     with database.reading() as connection:

@@ -186,13 +186,6 @@ def test_a_request_that_cannot_be_prepared_fails_alone() -> None:
     assert model.runs == [2]
 
 
-def test_request_that_fails_a_run_fails_alone() -> None:
-    good, bad, also_good = run_batch(Doubler(fails_above=5), tensors([1], [9], [3]), max_rows=8)
-    assert isinstance(bad, errors.FirstlineError)
-    assert good["probabilities"].tolist() == [[2]]
-    assert also_good["probabilities"].tolist() == [[6]]
-
-
 def test_a_single_request_that_fails_runs_once() -> None:
     model = Doubler(fails_above=5)
     (bad,) = run_batch(model, tensors([9]), max_rows=8)
@@ -218,10 +211,17 @@ class Poisoned(Doubler):
         return super().run(rows)
 
 
-@pytest.mark.parametrize("where", ["prepares", "runs"])
-def test_a_request_that_needs_too_much_memory_fails_alone(where: str) -> None:
-    good, bad, also_good = run_batch(Poisoned(**{where: 9}), tensors([1], [9], [3]), max_rows=8)
-    assert isinstance(bad, errors.CapacityError)
+@pytest.mark.parametrize(
+    ("model", "error"),
+    [
+        (Doubler(fails_above=5), errors.FirstlineError),
+        (Poisoned(prepares=9), errors.CapacityError),
+        (Poisoned(runs=9), errors.CapacityError),
+    ],
+)
+def test_request_that_fails_a_run_fails_alone(model: Doubler, error: type[errors.FirstlineError]) -> None:
+    good, bad, also_good = run_batch(model, tensors([1], [9], [3]), max_rows=8)
+    assert isinstance(bad, error)
     assert good["probabilities"].tolist() == [[2]]
     assert also_good["probabilities"].tolist() == [[6]]
 
