@@ -162,13 +162,6 @@ class TestCache:
             [0.01],
         )
 
-    async def test_another_models_answer_is_refused_and_not_kept(self, scene: Scene) -> None:
-        scene.cloud.digest = "f" * 64
-        answer = answer_of(await scene.infer(UNSURE))
-        assert (answer.tier, answer.reason, answer.status) == (Tier.EDGE, Reason.LINK_DOWN, Status.PROVISIONAL)
-        scene.cloud.digest = scene.held.manifest.full_digest
-        assert answer_of(await scene.infer(UNSURE)).tier is Tier.CLOUD
-
     async def test_without_a_full_model_nothing_is_certified_or_cached(self, make_scene: MakeScene) -> None:
         scene = make_scene(full=False)
         assert [answer_of(await scene.infer(UNSURE)).certified for _ in range(2)] == [False, False]
