@@ -34,7 +34,7 @@ _run, _json = partial(run, "pair"), partial(json_of, "pair")
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working folder, with a model of colours, its labels, and 160 labelled images."""
+    """The working folder, with a model of colours, its labels, and 120 labelled images."""
     monkeypatch.chdir(tmp_path)
     average_colours(tmp_path / "colours.onnx", size=4)
     (tmp_path / "labels.txt").write_text("\n".join(COLOURS))
@@ -42,7 +42,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     images.mkdir(parents=True)
     rng = np.random.default_rng(0)
     lines = ["file,label"]
-    for number in range(160):
+    for number in range(120):
         pixels = rng.integers(0, 40, (8, 8, 3), np.uint8)
         pixels[..., number % 3] += rng.integers(10, 30, dtype=np.uint8)
         Image.fromarray(pixels).save(images / f"{number:03}.png")
@@ -129,7 +129,7 @@ def test_frames_of_one_video_are_reported_as_dependent(site: Path) -> None:
         file.rename(frames / f"yard_frame_{file.name}")
     arguments = (*_PAIR, "--data", "frames", "--labels", "labels.txt", "--force", "--choose", "full=3")
     arguments = (*arguments, "--choose", "full=1", "--out", "out")
-    rows = 160 - 48
+    rows = 120 - 48
     sentence = f"they count as about 1 observation, not {rows}, and nothing is proved"
     assert sentence in in_one_line(_run(*arguments).stdout)
     assert _json(*arguments)["sequences"]["effective"] == 1
@@ -140,7 +140,7 @@ def test_a_detector_without_edge_answers_has_full_quality(tmp_path: Path, monkey
     images, boxes = tmp_path / "data" / "images", tmp_path / "data" / "labels"
     images.mkdir(parents=True)
     boxes.mkdir()
-    for number, level in enumerate(np.linspace(0, 250, 120).astype(np.uint8)):
+    for number, level in enumerate(np.linspace(0, 250, 40).astype(np.uint8)):
         Image.fromarray(np.full((8, 16, 3), level, np.uint8)).save(images / f"{number:03}.png")
         (boxes / f"{number:03}.txt").write_text("1 0.375 0.5 0.25 0.5\n")
     (tmp_path / "classes.txt").write_text("car\nperson\n")
