@@ -156,7 +156,7 @@ PLANTED = [
     (gives_up_on_a_dead_link, "ZeroDivisionError", 0),
     (goes_by_the_wall_clock, "audits count|audits the gateway knows|took effect twice at the gateway", 0),
 ]
-"""Each fault, what is said of it, and the first seed that finds it."""
+"""Each fault, the pattern of its violation, and the first seed that finds it."""
 
 
 @pytest.mark.parametrize(

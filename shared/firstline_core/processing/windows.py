@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from firstline_core.types import Array
 
 WINDOWS = "firstline/windows"
-"""Name of the numbers of windows beside a model's prepared rows, and of no model's input: INT64 (rows,)."""
+"""Name of the numbers of windows next to a model's prepared rows, and of no model's input: INT64 (rows,)."""
 
 
 def combine_windows(answers: Array, counts: NDArray[np.int64], combine: Literal["mean", "max"]) -> Array:

@@ -1,6 +1,5 @@
 """The rules in `docs/vale` that have the level `error`, applied without Vale, which no package index offers."""
 
-import ast
 import re
 from collections.abc import Iterator
 from functools import cache
@@ -18,6 +17,7 @@ _SOURCES = [
 ]
 _PAGES = [*_ROOT.glob("*.md"), *(_ROOT / "docs").rglob("*.md"), *(_ROOT / "models").glob("*.md")]
 _CODE_IN_MARKDOWN = re.compile(r"^```.*?^```|`[^`\n]*`", re.DOTALL | re.MULTILINE)
+_STRING = re.compile(r'(?P<docstring>^ *r?)?"""(?P<text>.*?)"""', re.DOTALL | re.MULTILINE)
 _COMMENT = re.compile(r"(?:^ *|  )#.*")
 _CODE_IN_TEXT = re.compile(r"``[^`]*``|`[^`]*`")
 
@@ -39,24 +39,13 @@ def _page_prose(path: Path) -> Iterator[tuple[int, str]]:
     yield from enumerate(text.splitlines(), start=1)
 
 
-def _statements(block: ast.AST) -> Iterator[ast.AST]:
-    """Yields a module with all of its statements; their expressions, which `ast.walk` visits too, are most nodes."""
-    yield block
-    for name in ("body", "orelse", "handlers", "finalbody", "cases"):
-        parts = getattr(block, name, [])
-        for part in parts if isinstance(parts, list) else ():
-            yield from _statements(part)
-
-
 def _source_prose(path: Path) -> Iterator[tuple[int, str]]:
-    """Yields the docstrings and comments of a module with their line numbers."""
+    """Yields the docstrings and comments of a module with their line numbers; to parse it takes four times as long."""
     source = path.read_text()
-    for node in _statements(ast.parse(source)):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            text = ast.get_docstring(node)
-            if text:
-                yield getattr(node, "lineno", 1), _CODE_IN_TEXT.sub(" ", text)
-    # That of a string counts, too, if it looks like a comment: to tell the two apart takes a hundred times as long.
+    for string in _STRING.finditer(source):
+        if string["docstring"] is not None:
+            yield source.count("\n", 0, string.start()) + 1, _CODE_IN_TEXT.sub(" ", string["text"])
+    # That of a string counts, too, if it looks like a comment.
     for number, line in enumerate(source.splitlines(), start=1):
         if comment := _COMMENT.search(line):
             yield number, _CODE_IN_TEXT.sub(" ", comment[0])
