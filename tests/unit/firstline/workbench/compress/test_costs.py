@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from support.cli import in_one_line, json_of, run
 from support.profiles import point
 
+from firstline.workbench.compress import evaluation
 from firstline.workbench.compress.evaluation import Cost, profiled_costs
 from firstline_core.bundle.store import Bundle, open_bundle
 from firstline_core.hardware.readings import Measured, Modelled
@@ -27,7 +28,9 @@ def bundle() -> Bundle:
 def everything(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     """The digits' bundle with all candidates."""
     out = tmp_path_factory.mktemp("forced") / "all"
-    _run("--out", out, "--force")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(evaluation, "_TURNS", 10)  # times decide nothing here
+        _run("--out", out, "--force")
     return open_bundle(out)
 
 
