@@ -245,6 +245,11 @@ def test_the_ladder_has_only_useful_rungs() -> None:
         (1.0, 200, math.inf, 0),
         (0.0, 30, math.inf, 1),
         (0.0, 3, 0, 2),
+        # A patient request gives way on a slow link: it could wait for several runs, and others wait for it.
+        (1.0, 300, 1000, 1),
+        (0.9, 300, 1000, 0),
+        (1.0, 200, 1000, 0),
+        (1.0, 300, math.inf, 0),  # no other caller is asked, so nothing is to be had by a lesser answer
     ],
 )
 def test_the_best_variant_in_time_is_chosen(busy: float, left_ms: float, link_ms: float, rung: int) -> None:
@@ -283,16 +288,3 @@ def test_expected_energy_includes_escalations() -> None:
     assert dear.expected_mj(1, 0.0, 100.0) == 26.0 and dear.expected_mj(1, 50.0, 100.0) == 46.0
     assert dear.expected_mj(1, 100.0, 100.0) == dear.expected_mj(1, 0.0, 0.0) == math.inf
     assert dear.expected_mj(0, 100.0, 100.0) == 18.0
-
-
-@pytest.mark.parametrize(
-    ("busy", "left_ms", "link_ms", "rung"),
-    [
-        (1.0, 300, 1000, 1),  # it could wait for several runs, and others wait for it
-        (0.9, 300, 1000, 0),
-        (1.0, 200, 1000, 0),
-        (1.0, 300, math.inf, 0),  # no other caller is asked, so nothing is to be had by a lesser answer
-    ],
-)
-def test_a_patient_request_gives_way_on_a_slow_link(busy: float, left_ms: float, link_ms: float, rung: int) -> None:
-    assert choose_rung([60, 30, 5], busy, [0, 0, 0], left_ms, link_ms) == rung

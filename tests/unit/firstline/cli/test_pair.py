@@ -16,6 +16,7 @@ from PIL import Image
 from support import detector_graphs
 from support.audio import clip, tone
 from support.cli import in_one_line, json_of, run
+from support.images import encode
 from support.sample_models import average_colours, beep_model, linear_model, one_box, word_model
 
 from bench.support.onnx_models import float_graph
@@ -32,35 +33,40 @@ _DATA = ("--data", "data", "--out", "out")
 _run, _json = partial(run, "pair"), partial(json_of, "pair")
 
 
+@pytest.fixture(scope="module")
+def pictures() -> list[bytes]:
+    """120 images, each with more of one colour: red, green, blue, red, and so on."""
+    rng = np.random.default_rng(0)
+    found = []
+    for number in range(120):
+        pixels = rng.integers(0, 40, (8, 8, 3), np.uint8)
+        pixels[..., number % 3] += rng.integers(10, 30, dtype=np.uint8)
+        found.append(encode(pixels))
+    return found
+
+
 @pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working folder, with a model of colours, its labels, and 120 labelled images."""
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pictures: list[bytes]) -> Path:
+    """The working folder, with a model of colours, its labels, and the labelled pictures."""
     monkeypatch.chdir(tmp_path)
     average_colours(tmp_path / "colours.onnx", size=4)
     (tmp_path / "labels.txt").write_text("\n".join(COLOURS))
     images = tmp_path / "data" / "images"
     images.mkdir(parents=True)
-    rng = np.random.default_rng(0)
-    lines = ["file,label"]
-    for number in range(120):
-        pixels = rng.integers(0, 40, (8, 8, 3), np.uint8)
-        pixels[..., number % 3] += rng.integers(10, 30, dtype=np.uint8)
-        Image.fromarray(pixels).save(images / f"{number:03}.png")
-        lines.append(f"{number:03}.png,{number % 3}")
-    (tmp_path / "data" / "labels.csv").write_text("\n".join(lines) + "\n")
+    for number, picture in enumerate(pictures):
+        (images / f"{number:03}.png").write_bytes(picture)
+    lines = "".join(f"{number:03}.png,{number % 3}\n" for number in range(len(pictures)))
+    (tmp_path / "data" / "labels.csv").write_text(f"file,label\n{lines}")
     return tmp_path
 
 
-@pytest.mark.usefixtures("site")
-def test_the_next_command_can_be_typed() -> None:
-    assert "Next: firstline run 'my pair/bundle'" in _run(*_PAIR, "--data", "data", "--out", "my pair").stdout
-
-
 def test_pictures_of_an_earlier_run_are_deleted(site: Path) -> None:
-    (site / "out/disagreements").mkdir(parents=True)
-    (site / "out/disagreements/01-accepted-old.png").touch()
-    assert "Pictures of disagreements" not in _run(*_PAIR, *_DATA).stdout
-    assert not (site / "out/disagreements").exists()
+    (site / "my pair/disagreements").mkdir(parents=True)
+    (site / "my pair/disagreements/01-accepted-old.png").touch()
+    text = _run(*_PAIR, "--data", "data", "--out", "my pair").stdout
+    assert "Pictures of disagreements" not in text
+    assert not (site / "my pair/disagreements").exists()
+    assert "Next: firstline run 'my pair/bundle'" in text  # a command that can be typed
 
 
 def test_labels_of_any_script_are_written_without_a_locale(site: Path) -> None:

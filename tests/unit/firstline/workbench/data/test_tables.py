@@ -96,20 +96,9 @@ def test_rows_of_equal_inputs_have_equal_digests(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("carat\n1\nmany\n", r"rows\.csv:3, column 'carat', is 'many'; write a number, .*: the model takes FP32"),
-        ('carat\n"[1, ""a""]"\n', r"rows\.csv:2, column 'carat', is \['1', 'a'\]|is \[1, 'a'\]"),
-        ("carat,x\n1,2,\n1,5,2\n", r"rows\.csv:3 has more than 2 cells"),
-    ],
-)
-def test_csv_error_names_line_and_column(tmp_path: Path, content: str, message: str) -> None:
-    (tmp_path / "rows.csv").write_text(content)
-    with pytest.raises(ConfigError, match=message):
-        list(open_dataset(tmp_path / "rows.csv").rows((CARAT,)))
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
+        (b"carat\n1\nmany\n", r"rows\.csv:3, column 'carat', is 'many'; write a number, .*: the model takes FP32"),
+        (b'carat\n"[1, ""a""]"\n', r"rows\.csv:2, column 'carat', is \['1', 'a'\]|is \[1, 'a'\]"),
+        (b"carat,x\n1,2,\n1,5,2\n", r"rows\.csv:3 has more than 2 cells"),
         (b'{"carat": 1}\n\n{"carat": \n', r"rows\.jsonl:3 is not a JSON object"),
         (b'{"carat": 1}\n{}\n', r"rows\.jsonl:2, column 'carat', is empty"),
         (
@@ -122,10 +111,11 @@ def test_csv_error_names_line_and_column(tmp_path: Path, content: str, message: 
         (b"\xff\n", r"rows\.jsonl:1 is not a JSON object"),
     ],
 )
-def test_json_error_names_line_and_column(tmp_path: Path, content: bytes, message: str) -> None:
-    (tmp_path / "rows.jsonl").write_bytes(content)
+def test_error_of_a_table_names_line_and_column(tmp_path: Path, content: bytes, message: str) -> None:
+    file = tmp_path / ("rows.csv" if content.startswith(b"carat") else "rows.jsonl")
+    file.write_bytes(content)
     with pytest.raises(ConfigError, match=message):
-        list(open_dataset(tmp_path / "rows.jsonl").rows((CARAT,)))
+        list(open_dataset(file).rows((CARAT,)))
 
 
 @pytest.mark.parametrize(
