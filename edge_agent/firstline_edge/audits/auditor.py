@@ -259,7 +259,7 @@ class Auditor:
                 monitored.scores.add(score)
             if row.edge is None:
                 continue
-            covered = monitored.is_auditable(score, model.group(row.edge))
+            covered = monitored.is_auditable(score, row.group)
             if covered or (row.answer is not None and row.answer.reason is Reason.BUDGET):
                 if may_draw and (covered or self.spending.ample):
                     self._draw(request, model, row, row.edge, monitored, covered=covered)

@@ -131,7 +131,8 @@ class DiskCache:
 
     def get(self, key: bytes) -> tuple[bytes, float] | None:
         """The value and the seconds that it has left to live."""
-        if self._database() is None or (entry := self._latest(key)) is None:
+        entry = self._latest(key) if self._cache is not None or self._opened_again() else None
+        if entry is None:
             return None
         left_s = entry.expires_s - time.time()
         # An entry from the future was stored before the clock was set back: its age is unknown until that time comes.
@@ -146,7 +147,7 @@ class DiskCache:
             size_bytes: memory of the value until it is written; 0 if that is little.
         """
         self._settle()
-        if self._database() is None:
+        if self._cache is None and not self._opened_again():
             return
         if not self._waiting:
             self._due_s = min(self._due_s, self._clock.monotonic_s() + _GROUP_S)
@@ -163,7 +164,7 @@ class DiskCache:
     def expire(self) -> None:
         """Writes what waits and removes expired entries, both in the background."""
         self._settle()
-        if self._database() is not None:
+        if self._cache is not None or self._opened_again():
             self._due_s = -math.inf
             self._begin_if_due()
 
@@ -293,13 +294,13 @@ class DiskCache:
             if now_s - began_s > _SLOW_S:
                 self._rests_until_s = now_s + _REST_TIMES * (now_s - began_s)
 
-    def _database(self) -> diskcache.Cache | None:
-        """Returns the database, which is opened again if that failed a while ago; None while the disk refuses it."""
-        if self._cache is None and not self._closed and self._clock.monotonic_s() >= self._retry_at_s:
+    def _opened_again(self) -> bool:
+        """Opens the database if that failed a while ago; returns whether it is open."""
+        if not self._closed and self._clock.monotonic_s() >= self._retry_at_s:
             self._open()
             if self._cache is not None:
                 log.info("disk cache restored", path=str(self._directory))
-        return self._cache
+        return self._cache is not None
 
     def _open(self, damage: BaseException | None = None) -> None:
         """Opens the database, an empty one if the old one is damaged; if the disk refuses, there is none for now."""

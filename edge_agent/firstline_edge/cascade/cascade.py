@@ -280,7 +280,8 @@ class EdgeRuns:
             if len(rows) < len(context.rows):
                 taken = [row.position for row in rows]
                 inputs, cost = take_rows(inputs, taken), cost.take(taken)
-            return edge.run(MeasuredInputs(inputs, cost), len(rows) * context.row_ms / 1000)
+            measured = MeasuredInputs(inputs, cost) if edge.loaded.has_costs else inputs
+            return edge.run(measured, len(rows) * context.row_ms / 1000)
 
         async def compute(positions: Sequence[int]) -> list[ModelOutput]:
             taken = [rows[position].position for position in positions]
@@ -332,7 +333,8 @@ class RowDecisions:
         """
         escalated: list[Row] = []
         for row in context.rows:
-            terms = self.router.terms(model, model.group(row.edge))
+            row.group = model.group(row.edge)
+            terms = self.router.terms(model, row.group)
             if not self._decide_row(context, model, row, by_request, hedge, terms=terms):
                 escalated.append(row)
         context.decision_record = {**terms.record, **context.decision_record}  # which is the same for all rows
@@ -510,7 +512,7 @@ class TierRouter:
         """
         if self.certificates is None or decision.reason is not Reason.UNCERTAIN:
             return True
-        accepted_without_alarm = row.score >= self._without_alarm(model, model.group(row.edge))
+        accepted_without_alarm = row.score >= self._without_alarm(model, row.group)
         return not accepted_without_alarm or self.certificates.take_escalation(model)
 
     def terms(self, model: DeviceModel, group: str | None = None) -> AcceptanceTerms:

@@ -116,6 +116,7 @@ class Row(Struct, eq=False):
         edge_key: of the edge model's output in the cache, see `result_key`.
         edge: the edge model's output, once it ran or was found in the cache.
         edge_tier: CACHE if it was found there, EDGE if the model ran.
+        group: of the output by which the row was decided, see `DeviceModel.group`.
         policy_reason: why the request alone, or the policy, chose its tier.
         output: the output for the caller.
         answer: which tier gave it, and the reason for the caller, which may differ from the policy's.
@@ -126,6 +127,7 @@ class Row(Struct, eq=False):
     edge_key: bytes
     edge: ModelOutput | None = None
     edge_tier: Tier = Tier.EDGE
+    group: str | None = None
     policy_reason: Reason = Reason.UNCERTAIN
     output: ModelOutput | None = None
     answer: RowAnswer | None = None

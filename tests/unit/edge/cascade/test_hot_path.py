@@ -138,7 +138,7 @@ class Counting:
             self.calls.append(name)
 
 
-@pytest.mark.parametrize(("cached", "most"), [(True, 55), (False, 118)])
+@pytest.mark.parametrize(("cached", "most"), [(True, 51), (False, 110)])
 async def test_the_work_of_an_answer_is_bounded(agent: EdgeAgent, *, cached: bool, most: int) -> None:
     """Calls, unlike times, are the same on every machine: a step that is added to every request shows here."""
     rows = [row(float(value)) for value in range(3)]
