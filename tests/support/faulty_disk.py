@@ -16,6 +16,7 @@ it; between a name and the data there is no order.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import errno
@@ -151,12 +152,13 @@ def _write_folder(folder: _Folder, into: Path, rng: random.Random, share: float)
 def _content(file: _File, rng: random.Random, share: float) -> bytes:
     content = bytearray()
     for number, change in enumerate(file.changes):
+        synced = number < file.synced
         if change.kind == "T":
-            if number < file.synced or rng.random() < share:
+            if synced or rng.random() < share:
                 content[:] = content[: change.offset].ljust(change.offset, b"\0")
             continue
-        for at, part in _sectors(change):
-            if number < file.synced or rng.random() < share:
+        for at, part in [(change.offset, change.data)] if synced else _sectors(change):
+            if synced or rng.random() < share:
                 content.extend(b"\0" * (at - len(content)))
                 content[at : at + len(part)] = part
     return bytes(content)
@@ -177,7 +179,9 @@ def _library() -> Path:
     if sys.platform != "linux":
         pytest.skip("disks are made to fail by a library of Linux's")
     compiler = program("cc", "any C compiler, for the tests of failing disks")
-    library = Path(tempfile.mkdtemp(prefix="faulty-disk-")) / "faulty_disk.so"
+    folder = tempfile.mkdtemp(prefix="faulty-disk-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    library = Path(folder) / "faulty_disk.so"
     source = Path(__file__).with_suffix(".c")
     subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-w", "-o", library, source, "-ldl", "-lpthread"], check=True)
     return library

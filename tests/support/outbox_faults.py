@@ -132,16 +132,15 @@ class Kept:
             assert await outbox.overdue(3600.0, 1_000_000) == []
             await outbox.put(newer := promise())
             await outbox.finish(newer.request.request_id, response(newer.request, Status.FINAL, rows=3))
-            for item in await outbox.pending(1_000_000):
-                assert self.promises[item.request.request_id] == _packed(item)
-            there = {item.request.request_id for item in await outbox.pending(1_000_000)}
+            there = {item.request.request_id: item for item in await outbox.pending(1_000_000)}
+            assert all(self.promises[request_id] == _packed(item) for request_id, item in there.items())
             for request_id, (_, provisional) in self.promises.items():
                 if request_id not in there and request_id not in self.answers:
                     answer = await _answer(outbox, request_id)
                     if answer is not None:  # its request was damaged, and what was answered was not
                         assert answer.answer.status is Status.EXPIRED
                         assert answer.outputs[0].array.tobytes() in provisional
-            lost = len(self.promises.keys() - self.answers.keys() - there)
+            lost = len(self.promises.keys() - self.answers.keys() - there.keys())
             for request_id, packed in self.answers.items():
                 answer = await _answer(outbox, request_id)
                 if request_id not in there:  # without its answer a promise stands again, and is kept again
