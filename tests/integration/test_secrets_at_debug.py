@@ -1,6 +1,7 @@
 """Both tiers at log level debug, with every secret that they have, while things go wrong: nothing is quoted anywhere.
 
-The secrets: the passwords of both at the broker, PostgreSQL's, the key of what is encrypted, the device's private key.
+The secrets: the passwords of both at the broker, PostgreSQL's, the key of what is encrypted, the device's private key,
+the token of the agent's callers, and the API key of a device.
 """
 
 import base64
@@ -24,6 +25,7 @@ from support.databases import PostgreSql
 from support.digits import scans
 from support.forks import run_forked
 from support.gateway import DIGITS
+from support.keys import bearer
 from support.processes import Module, TierProcess
 from support.waiting import wait_until
 
@@ -33,6 +35,7 @@ STORE_PASSWORD = "Zw3-store-of-tuesday"
 GATEWAY_PASSWORD = "Qx8-gateway-of-monday"
 DEVICE_PASSWORD = "Vb5-press-of-friday"
 WRONG_PASSWORD = "Kj1-nobody-of-sunday"
+API_TOKEN = "Nd6-callers-of-thursday"
 KEY = "4f1d9c27" * 8
 ENVIRON = {"PATH": "/usr/bin:/bin", "PYTHONPATH": ":".join(sys.path)}
 
@@ -54,6 +57,7 @@ class Site:
     broker: Broker
     secret_files: set[Path] = field(default_factory=set)
     outputs: list[str] = field(default_factory=list)
+    device_key: str = ""
     pids: list[int] = field(default_factory=list)
 
     @property
@@ -65,7 +69,8 @@ class Site:
         number = key.private_numbers().private_value.to_bytes(32, "big")
         encryption = bytes.fromhex(KEY)
         body = b"".join(pem.partition(b"-----END")[0].splitlines()[1:])  # 48 characters of it are every key's
-        found = [*(one.encode() for one in (STORE_PASSWORD, GATEWAY_PASSWORD, DEVICE_PASSWORD, WRONG_PASSWORD, KEY))]
+        words = (STORE_PASSWORD, GATEWAY_PASSWORD, DEVICE_PASSWORD, WRONG_PASSWORD, API_TOKEN, KEY)
+        found = [one.encode() for one in (*words, self.device_key.removeprefix("flt_"), self.device_key[8:30])]
         found += [encryption, base64.b64encode(encryption), number, number.hex().encode(), body[50:90]]
         return [*found, KEY[:16].upper().encode(), str(encryption)[2:-1].encode()]
 
@@ -124,7 +129,7 @@ def site(tmp_path: Path, postgresql_installed: None) -> Iterator[Site]:
         folder.mkdir(mode=0o700)
         for name, text in (
             *(("store", STORE_PASSWORD), ("gateway", GATEWAY_PASSWORD), ("press", DEVICE_PASSWORD)),
-            *(("wrong", WRONG_PASSWORD), ("key", KEY), ("torn-key", KEY[:-3])),
+            *(("wrong", WRONG_PASSWORD), ("key", KEY), ("torn-key", KEY[:-3]), ("callers", f"app:{API_TOKEN}")),
         ):
             found.secret_files.add(_secret_file(folder / name, text))
         yield found
@@ -143,11 +148,14 @@ def gateway_toml(site: Site, name: str = "gateway", *, store: str = "store", bro
     return file
 
 
-def agent_toml(site: Site, url: str, name: str = "agent", *, broker: str = "press", key: str = "key") -> Path:
+def agent_toml(
+    site: Site, url: str, name: str = "agent", *, broker: str = "press", key: str = "key", state: str = "state"
+) -> Path:
     file = site.folder / f"{name}.toml"
     secrets = site.folder / "secrets"
     file.write_text(
-        f'[agent]\nstate_dir = "state"\n[api]\nport = 0\n[models]\ndirectories = ["{DIGITS}"]\n'
+        f'[agent]\nstate_dir = "{state}"\n[api]\nport = 0\ntoken_file = "{secrets / "callers"}"\n'
+        f'[models]\ndirectories = ["{DIGITS}"]\n'
         f'[encryption]\nkey_file = "{secrets / key}"\n[policy]\nmin_threshold = 1.0\n'
         f'[[links]]\nkind = "http"\nurl = "{url}"\n'
         f'[[links]]\nkind = "mqtt"\nhost = "127.0.0.1"\nport = {site.broker.port}\nusername = "press"\n'
@@ -158,7 +166,7 @@ def agent_toml(site: Site, url: str, name: str = "agent", *, broker: str = "pres
 
 def ask(site: Site, url: str, route: str) -> int:
     picture = scans(100)[len(site.outputs) % 100]
-    headers = {"X-Firstline-Route": route}
+    headers = {"X-Firstline-Route": route, **bearer(API_TOKEN)}
     reply = httpx.post(
         f"{url}/firstline/v1/models/digits/infer", content=picture, headers=headers, timeout=30, trust_env=False
     )
@@ -169,8 +177,26 @@ def ask(site: Site, url: str, route: str) -> int:
 def get(site: Site, url: str, *paths: str, verify: Path | None = None) -> None:
     context = ssl.create_default_context(cafile=verify) if verify is not None else True
     for path in paths:
-        reply = httpx.get(f"{url}{path}", verify=context, timeout=30, trust_env=False)
+        reply = httpx.get(f"{url}{path}", headers=bearer(API_TOKEN), verify=context, timeout=30, trust_env=False)
         site.outputs.append(f"{reply.headers} {reply.text}")
+
+
+def ask_with_similar_tokens(site: Site, url: str, token: str, verify: Path) -> set[int]:
+    """Sends requests of strangers and callers, with valid and nearly valid tokens; returns the statuses."""
+    statuses = set()
+    with httpx.Client(
+        base_url=url, verify=ssl.create_default_context(cafile=verify), timeout=30, trust_env=False
+    ) as http:
+        for sent in (*(f"Bearer {near}" for near in (token, f"{token}x", token[:-1], f"{token} {token}", "")), token):
+            for method, path in (
+                *(("GET", "/v2"), ("GET", "/firstline/v1/status"), ("GET", "/nothing")),
+                ("POST", "/firstline/v1/models/digits/infer"),
+            ):
+                content = b"no picture" if method == "POST" else None
+                reply = http.request(method, path, headers={"Authorization": sent.strip()}, content=content)
+                site.outputs.append(f"{reply.headers} {reply.text}")
+                statuses.add(reply.status_code)
+    return statuses
 
 
 def test_nothing_quotes_a_secret_whatever_goes_wrong(site: Site) -> None:
@@ -179,6 +205,9 @@ def test_nothing_quotes_a_secret_whatever_goes_wrong(site: Site) -> None:
     created = site.command("firstline_gateway", "key", "create", "ops", "--scope", "fleet", "--config", gateway_config)
     fleet_key = created.stdout.strip()
     assert created.returncode == 0, created.stderr
+    key_command = ("key", "create", "cam", "--device", "--config", gateway_config)
+    site.device_key = run_forked("firstline_gateway", *key_command, environ=ENVIRON, cwd=site.folder).stdout.strip()
+    site.secret_files.add(_secret_file(site.folder / "secrets" / "link", site.device_key))
     with site.process("firstline_gateway", gateway_config) as gateway_url:
         context = ssl.create_default_context(cafile=authority)
         headers = {"Authorization": f"Bearer {fleet_key}"}
@@ -202,8 +231,11 @@ def test_nothing_quotes_a_secret_whatever_goes_wrong(site: Site) -> None:
             wait_until(lambda: "connected" in log.read_text())
             get(site, url, "/firstline/v1/status", "/metrics")
             get(site, gateway_url, "/firstline/v1/store", "/metrics", "/v2", verify=authority)
+            assert ask_with_similar_tokens(site, url, API_TOKEN, authority) >= {200, 400, 401, 404}
+            assert ask_with_similar_tokens(site, gateway_url, site.device_key, authority) >= {200, 400, 401, 404}
             for arguments in (["status", "-o", "json"], ["doctor", "-o", "json"], ["purge"], ["explain", "nobody"]):
                 site.command("firstline_edge", *arguments, "--config", config)
+            site.command("firstline_edge", "run", "--config", config)
             site.postgresql.stop(kill=True)
             get(site, gateway_url, "/firstline/v1/store", verify=authority)
             wait_until(lambda: "refuse" in (site.folder / "gateway.log").read_text())
@@ -214,10 +246,14 @@ def test_nothing_quotes_a_secret_whatever_goes_wrong(site: Site) -> None:
             site.broker.start()
             site.look_at_processes()
 
-        # An agent whose password is wrong, one whose key is torn, and one whose private key the disk has damaged.
-        with site.process(
-            "firstline_edge", agent_toml(site, gateway_url, "mistaken", broker="wrong"), forked=True
-        ) as url:
+        # An agent with an API key whose password is wrong, one whose key is torn, and one whose private key the
+        # disk has damaged.
+        mistaken = agent_toml(site, gateway_url, "mistaken", broker="wrong", state="state-of-cam")
+        token_file = site.folder / "secrets" / "link"
+        with_key = f'url = "{gateway_url}"\ntoken_file = "{token_file}"\ntls_ca_file = "{authority}"\n'
+        mistaken.write_text(mistaken.read_text().replace(f'url = "{gateway_url}"\n', with_key))
+        with site.process("firstline_edge", mistaken, forked=True) as url:
+            assert ask(site, url, "cloud") == 200
             wait_until(lambda: "not authori" in (site.folder / "mistaken.log").read_text().lower())
             ask(site, url, "cloud")
             get(site, url, "/firstline/v1/status")
