@@ -6,8 +6,8 @@ Certification: bounds on the risk of edge answers.
     certificate     the certificate of an edge variant
     certification   the loosest threshold with a risk of at most epsilon, with confidence 1 - delta
     contracts       contracts on all answers, on groups, and on rows sampled with different probabilities
-    binomial        exact tails and Clopper-Pearson bounds, for losses of 0 and 1
-    bounds          p-values for losses anywhere in [0, 1]
+    binomial        exact tails, for losses of 0 and 1
+    bounds          p-values for losses anywhere in [0, 1], and the bounds that they prove; Clopper-Pearson bounds
 
 Monitoring: does the contract still hold in the field?
     sampling        the probability with which the next edge answer is audited

@@ -65,7 +65,7 @@ def betting(losses: Floats, mean: float) -> float:
     return math.exp(-max(0.0, float(wealth.max())))
 
 
-def rows_needed(loss: float, mean: float, level: float) -> int:
+def rows_needed_by_betting(loss: float, mean: float, level: float) -> int:
     """Returns the fewest losses, all equal to `loss`, for which `betting` can show at `level` a mean of at most `mean`.
 
     Args:

@@ -73,7 +73,7 @@ def certify_stream(
     candidates = np.sort(grid_scores[~np.isnan(grid_scores)])[::-1]
     # Accepted answers without a net loss have the transformed loss 1/2.
     tested = max((1 + epsilon) / 2, math.nextafter(0.5, 1))  # above the loss, however small epsilon is
-    needed = max(bounds.rows_needed(0.5, tested, delta) - len(score_array), 1)
+    needed = max(bounds.rows_needed_by_betting(0.5, tested, delta) - len(score_array), 1)
     if not len(candidates) or not len(score_array):
         return certification.uncertified(len(score_array), needed)
     if grid is not None:

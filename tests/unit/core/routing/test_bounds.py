@@ -1,4 +1,6 @@
+import math
 from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -7,7 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from firstline_core.routing.bounds import betting, clopper_pearson, hoeffding_bentkus, upper_bound
+from firstline_core.routing.bounds import (
+    betting,
+    clopper_pearson,
+    hoeffding_bentkus,
+    rows_needed_by_betting,
+    upper_bound,
+)
 
 
 def _from_sum(losses: Any, mean: float) -> float:
@@ -36,6 +44,74 @@ def test_a_true_mean_is_seldom_excluded(p_value: Any, shape: str) -> None:
     }
     excluded = sum(p_value(draws[shape](), 0.1) <= 0.1 for _ in range(300))
     assert excluded <= 45  # 30 expected at most; more than 45 has a probability below 0.3 %
+
+
+DISTRIBUTIONS: Any = {
+    "always the mean": ([0.3], [1.0], 10),
+    "seldom right": ([0.0, 1.0], [0.01, 0.99], 8),
+    "seldom wrong": ([0.0, 1.0], [0.9, 0.1], 8),
+    "halves": ([0.0, 0.5, 1.0], [0.6, 0.3, 0.1], 6),
+    "around the mean": ([0.25, 0.5], [0.5, 0.5], 8),
+}
+
+
+@pytest.mark.parametrize("p_value", P_VALUES)
+@pytest.mark.parametrize("shape", DISTRIBUTIONS)
+def test_p_values_are_valid_for_every_sequence(p_value: Any, shape: str) -> None:
+    """Enumerates all sequences of losses whose mean is the tested one: P(p-value <= x) is at most x for every x."""
+    values, chances, rows = DISTRIBUTIONS[shape]
+    mean = float(np.dot(values, chances))
+    found = np.array([p_value(np.array(losses), mean) for losses in product(values, repeat=rows)])
+    likely = np.array([math.prod(each) for each in product(chances, repeat=rows)])
+    assert likely.sum() == pytest.approx(1)
+    for level in np.unique(found):
+        assert likely[found <= level].sum() <= level + 1e-9
+
+
+@pytest.mark.parametrize(("total", "rows", "mean"), [(0, 50, 0.1), (0.4, 200, 0.05), (4.5, 100, 0.5), (5, 50, 0.1)])
+def test_few_losses_have_the_p_value_of_hoeffding(total: float, rows: int, mean: float) -> None:
+    """Hoeffding 1963, "Probability Inequalities for Sums of Bounded Random Variables", theorem 1, as a product."""
+    seen = total / rows
+    expected = ((1 - mean) / (1 - seen)) ** (rows - total) * ((mean / seen) ** total if total else 1)
+    assert hoeffding_bentkus(total, rows, mean) == pytest.approx(min(expected, 1), rel=1e-9)
+
+
+@pytest.mark.parametrize(("total", "rows", "mean"), [(3.9, 1000, 0.02), (2 + 1e-12, 200, 0.05), (13.95, 400, 0.1)])
+def test_more_losses_have_the_p_value_of_bentkus(total: float, rows: int, mean: float) -> None:
+    """Bentkus 2004, "On Hoeffding's Inequalities": e times the binomial tail, here summed term by term."""
+    errors = math.ceil(total - 1e-9)
+    tail = sum(math.comb(rows, k) * mean**k * (1 - mean) ** (rows - k) for k in range(errors + 1))
+    assert hoeffding_bentkus(total, rows, mean) == pytest.approx(math.e * tail, rel=1e-9)
+
+
+def _wealth_by_hand(losses: list[float], mean: float) -> float:
+    """The largest wealth of the player of Waudby-Smith and Ramdas 2024, one bet after the other."""
+    wealth = largest = 1.0
+    for number, loss in enumerate(losses):
+        past = losses[:number]
+        means = [(0.5 + sum(past[:count])) / (count + 1) for count in range(number + 1)]
+        squares = sum((each - after) ** 2 for each, after in zip(past, means[1:], strict=True))
+        variance = (0.25 + squares) / (number + 1)
+        bet = min(0.75, math.sqrt(2 * math.log(1 / 0.05) / (len(losses) * variance)) * (1 - means[-1]))
+        wealth *= 1 + bet * (mean - loss) / (1 - mean)
+        largest = max(largest, wealth)
+    return largest
+
+
+@pytest.mark.parametrize("mean", [0.1, 0.3, 0.6])
+@pytest.mark.parametrize("rows", [1, 2, 5, 40])
+def test_the_p_value_of_betting_is_the_inverse_wealth(rows: int, mean: float) -> None:
+    losses = [round(0.5 * (number * 0.618 % 1) ** 2, 3) for number in range(rows)]
+    assert betting(np.array(losses), mean) == pytest.approx(1 / _wealth_by_hand(losses, mean), rel=1e-9)
+
+
+@pytest.mark.parametrize(("loss", "mean", "level"), [(0.0, 0.05, 0.05), (0.1, 0.3, 0.01), (0.5, 0.52, 0.5)])
+def test_fewer_rows_than_needed_prove_nothing_by_betting(loss: float, mean: float, level: float) -> None:
+    """The largest bet throughout, which no sequence of losses exceeds."""
+    rows = rows_needed_by_betting(loss, mean, level)
+    growth = 1 + 0.75 * (mean - loss) / (1 - mean)
+    assert growth ** (rows - 1) < 1 / level <= growth**rows
+    assert betting(np.full(rows - 1, loss), mean) > level
 
 
 def test_betting_is_stronger_if_losses_vary_little() -> None:

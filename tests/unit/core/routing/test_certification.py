@@ -1,3 +1,5 @@
+import math
+from itertools import combinations_with_replacement
 from typing import Any
 
 import numpy as np
@@ -144,6 +146,31 @@ def test_at_most_delta_of_certificates_are_wrong(risk: str, select: float) -> No
         if found.threshold is not None:
             broken += true[np.searchsorted(steps, found.threshold)] > 0.05
     assert broken <= 21  # 12 expected at most; more has a probability below 0.3 %
+
+
+def _chance_of_a_wrong_certificate(risks: dict[float, float], epsilon: float, delta: float, rows: int) -> float:
+    """Enumerates what rows of equally likely scores can be; a certificate is wrong if its risk is above epsilon."""
+    kinds = [(score, loss) for score in risks for loss in (0, 1)]
+    chances = {
+        (score, loss): (risk if loss else 1 - risk) / len(risks) for score, risk in risks.items() for loss in (0, 1)
+    }
+    starts = [Start(max(risks), 0.5), Start(min(risks), 0.5)]
+    wrong = 0.0
+    for drawn in combinations_with_replacement(kinds, rows):
+        scores, losses = zip(*drawn, strict=True)
+        found = certify(scores, losses, epsilon, delta, starts=starts)
+        if found.threshold is not None:
+            kept = [risk for score, risk in risks.items() if score >= found.threshold]
+            if np.mean(kept) > epsilon:
+                orders = math.factorial(rows) / math.prod(math.factorial(drawn.count(kind)) for kind in set(drawn))
+                wrong += orders * math.prod(chances[kind] for kind in drawn)
+    return wrong
+
+
+@pytest.mark.parametrize(("risks", "least"), [({1.0: 0.501}, 0.034), ({1.0: 0.3, 0.5: 0.72}, 0)])
+def test_the_chance_of_a_wrong_certificate_is_at_most_delta(risks: dict[float, float], least: float) -> None:
+    """Of 8 rows at a risk of a half, at most one is lost with a probability of 9 / 256, which is 0.03516."""
+    assert least < _chance_of_a_wrong_certificate(risks, 0.5, 0.0352, 8) <= 0.0352
 
 
 def test_delta_is_spent_once() -> None:

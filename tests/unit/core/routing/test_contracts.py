@@ -196,6 +196,17 @@ def test_the_share_of_an_event_that_is_kept_is_the_population_s() -> None:
     assert alone.certified and alone.kept == pytest.approx(alone.events["a"].kept)
 
 
+def test_each_event_is_proved_at_its_own_delta() -> None:
+    """Without error, 45 rows prove 5 % at 90 %, and 90 rows at 99 %: 0.95 ** 89 is above 0.01."""
+    likely, sure = _event(400, 0, delta=0.1), [_event(rows, 0, delta=0.01) for rows in (60, 89, 90)]
+    short, almost, enough = (certify_events({"likely": likely, "sure": one}, starts=[Start(0.0, 1.0)]) for one in sure)
+    assert (short.certified, short.n_needed) == (False, 30)
+    assert (almost.certified, almost.n_needed) == (False, 1)
+    assert enough.certified
+    assert enough.events["likely"].risk_upper == pytest.approx(1 - 0.1 ** (1 / 400))
+    assert enough.events["sure"].risk_upper == pytest.approx(1 - 0.01 ** (1 / 90))
+
+
 def test_too_few_rows_of_one_event_certify_nothing() -> None:
     """59 rows without error prove 5 % at 95 %, 45 prove it at 90 %."""
     promises = {"missed person": _event(400, 0), "missed bicycle": _event(12, 0, delta=0.1)}
