@@ -13,7 +13,7 @@ from sqlalchemy import select
 
 from bench.fleet.population import BUNDLE, NEW, DeviceReport
 from firstline_core.clock import SimulatedClock
-from firstline_core.fleet.rollout import RolloutSummary
+from firstline_core.fleet.rollout_documents import RolloutSummary
 from firstline_core.fleet.twin import Desired
 from firstline_core.units import HOUR_S
 from firstline_gateway.fleet import devices, totals

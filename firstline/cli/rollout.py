@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # `command` imports these before a command of this module run
 
     from firstline.fleet import wording
     from firstline.fleet.rollouts import Rollouts
-    from firstline_core.fleet.rollout import Look, Plan, RolloutDevice, RolloutSummary
+    from firstline_core.fleet.rollout_documents import Look, Plan, RolloutDevice, RolloutSummary
     from firstline_core.storage.files import read_text
 
 EXIT_ENDED_OTHERWISE = 1

@@ -9,7 +9,7 @@ from firstline.console.cells import Cell, Column, Listing, address, device_page,
 from firstline.console.page import Frame, PagedTable, card, empty, search_form
 from firstline.console.polling import Watch
 from firstline_core.fleet.audit_log import Entry
-from firstline_core.fleet.rollout import AuditPage
+from firstline_core.fleet.rollout_documents import AuditPage
 
 ROWS = 50
 """Number of entries on a page."""

@@ -14,7 +14,7 @@ from firstline.console.polling import Watch
 from firstline.fleet.client import Fleet
 from firstline_core.errors import RequestError
 from firstline_core.fleet.registry import BundleEntry
-from firstline_core.fleet.rollout import Plan, RolloutSummary
+from firstline_core.fleet.rollout_documents import Plan, RolloutSummary
 
 
 def add_pages(watch: Watch) -> None:

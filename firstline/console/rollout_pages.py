@@ -16,7 +16,7 @@ from firstline.console.polling import Answer, Watch
 from firstline.fleet.client import Fleet
 from firstline_core.fleet.audit_log import Entry
 from firstline_core.fleet.persons import Role
-from firstline_core.fleet.rollout import Look, RolloutDevice, RolloutPage, RolloutSummary
+from firstline_core.fleet.rollout_documents import Look, RolloutDevice, RolloutPage, RolloutSummary
 
 ROWS = 50
 """Maximum number of rollouts on a page."""

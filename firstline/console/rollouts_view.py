@@ -22,7 +22,7 @@ from firstline.console.cells import (
 )
 from firstline.fleet import wording
 from firstline_core.fleet.audit_log import Entry
-from firstline_core.fleet.rollout import FindingState, Look, Plan, RolloutDevice, RolloutPage, RolloutSummary
+from firstline_core.fleet.rollout_documents import FindingState, Look, Plan, RolloutDevice, RolloutPage, RolloutSummary
 
 _DETAILS = 300  # characters
 LOOKS = 20

@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import quote
 
 from firstline.fleet.api import Api
-from firstline_core.fleet import rollout as wire
+from firstline_core.fleet import rollout_documents as wire
 from firstline_core.fleet.audit_log import Entry, Head
 from firstline_core.ids import new_request_id
 

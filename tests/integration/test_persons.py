@@ -18,7 +18,7 @@ from firstline_core.fleet.audit_log import Entry
 from firstline_core.fleet.persons import PERSON_HEADER, SIGN_INS_PATH, Person, Role
 from firstline_core.fleet.profiles import PROFILES_PATH, profile_path
 from firstline_core.fleet.rest import WEBHOOKS_PATH
-from firstline_core.fleet.rollout import AUDIT_HEAD_PATH, AUDIT_PATH
+from firstline_core.fleet.rollout_documents import AUDIT_HEAD_PATH, AUDIT_PATH
 from firstline_core.protocol.extensions import INDEX_PATH
 from firstline_core.types import ContractAlarm, ModelKey
 from firstline_gateway.app import Gateway

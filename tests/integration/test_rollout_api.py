@@ -12,7 +12,7 @@ from support.pools import KEY, pool_of
 from support.registry_site import registry_site
 
 from firstline_core.fleet.audit_log import Head, verify_log
-from firstline_core.fleet.rollout import AuditPage, Look, Plan, RolloutSummary
+from firstline_core.fleet.rollout_documents import AuditPage, Look, Plan, RolloutSummary
 from firstline_core.fleet.twin import Desired, Reported, RunningModel, Update
 from firstline_core.fleet.update import UpdateState
 from firstline_gateway.app import Gateway

@@ -18,7 +18,7 @@ from bench.support.onnx_models import linear
 from firstline_core.bundle.manifest import Policy
 from firstline_core.bundle.store import Bundle
 from firstline_core.clock import SYSTEM_CLOCK, SimulatedClock
-from firstline_core.fleet.rollout import RolloutSummary
+from firstline_core.fleet.rollout_documents import RolloutSummary
 from firstline_core.ids import new_request_id
 from firstline_core.processing.steps import InputSpec, Softmax
 from firstline_core.types import InferRequest, Tensor

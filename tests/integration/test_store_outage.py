@@ -22,7 +22,7 @@ from support.proxy import FINE, ChaosProxy, Network
 from support.waiting import until
 
 from firstline_core.fleet.rest import BRAKE_PATH, CONTRACTS_PATH
-from firstline_core.fleet.rollout import ROLLOUTS_PATH
+from firstline_core.fleet.rollout_documents import ROLLOUTS_PATH
 from firstline_core.protocol.enrolment import ENROL_PATH
 from firstline_gateway.app import Gateway, open_gateway
 from firstline_gateway.settings.load import load

@@ -15,7 +15,7 @@ from fastapi import Request
 from firstline_core.errors import ForbiddenError, RequestError
 from firstline_core.fleet.persons import PERSON_HEADER, Person, Role
 from firstline_core.fleet.rest import CONTRACTS_PATH, DEVICES_PATH
-from firstline_core.fleet.rollout import AUDIT_PATH, PLAN_PATH, ROLLOUTS_PATH
+from firstline_core.fleet.rollout_documents import AUDIT_PATH, PLAN_PATH, ROLLOUTS_PATH
 from firstline_core.fleet.selector import parse_selector
 from firstline_core.protocol import enrolment
 from firstline_core.protocol.extensions import INDEX_PATH

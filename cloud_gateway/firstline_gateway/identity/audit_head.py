@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from firstline_core.clock import Clock
 from firstline_core.fleet.audit_log import Head
-from firstline_core.fleet.rollout import AuditPage
+from firstline_core.fleet.rollout_documents import AuditPage
 from firstline_gateway import audit_log
 from firstline_gateway.identity import authorities, ca
 from firstline_gateway.store.store import Store

@@ -8,7 +8,7 @@ from heapq import nsmallest
 
 import numpy as np
 
-from firstline_core.fleet.rollout import FigurePlan, Plan, StagePlan
+from firstline_core.fleet.rollout_documents import FigurePlan, Plan, StagePlan
 from firstline_core.telemetry.wording import counted, duration_text, rounded
 from firstline_gateway.fleet.totals import Totals
 from firstline_gateway.rollouts.device_progress import DeviceView, is_reachable

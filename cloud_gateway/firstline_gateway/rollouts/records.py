@@ -11,7 +11,7 @@ from typing import TypeVar
 import sqlalchemy as sa
 from msgspec.structs import replace
 
-from firstline_core.fleet.rollout import Look
+from firstline_core.fleet.rollout_documents import Look
 from firstline_core.fleet.twin import Desired
 from firstline_core.fleet.update import UpdateKind
 from firstline_core.storage.seals import DECODING_ERRORS

@@ -15,7 +15,7 @@ from sqlalchemy import Connection
 
 from firstline_core.clock import Clock
 from firstline_core.errors import ConflictError, ForbiddenError, NotFoundError
-from firstline_core.fleet import rollout as wire
+from firstline_core.fleet import rollout_documents as wire
 from firstline_core.fleet.persons import same_person
 from firstline_core.fleet.selector import parse_selector
 from firstline_core.fleet.update import UpdateKind

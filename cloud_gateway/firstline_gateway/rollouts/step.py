@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 from msgspec.structs import asdict, replace
 
-from firstline_core.fleet.rollout import Look
+from firstline_core.fleet.rollout_documents import Look
 from firstline_core.fleet.selector import parse_selector
 from firstline_core.fleet.twin import DesiredVersion
 from firstline_core.fleet.update import UpdateKind

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from firstline_core.fleet.rollout import RolloutSummary
+from firstline_core.fleet.rollout_documents import RolloutSummary
 from firstline_core.fleet.telemetry import Telemetry
 from firstline_core.fleet.twin import Brake, Desired, Reported
 

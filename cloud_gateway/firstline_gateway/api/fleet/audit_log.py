@@ -8,7 +8,7 @@ import msgspec
 from fastapi import APIRouter, Depends, Query, Request
 from starlette.responses import Response
 
-from firstline_core.fleet import rollout as wire
+from firstline_core.fleet import rollout_documents as wire
 from firstline_core.fleet.audit_log import Head
 from firstline_core.fleet.persons import SIGN_INS_PATH, PersonName, SignIn, acting
 from firstline_gateway.api.auth import Access, OnBehalf, Operator

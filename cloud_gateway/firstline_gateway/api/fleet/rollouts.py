@@ -9,7 +9,7 @@ from fastapi import APIRouter, Depends, Query, Request
 from starlette.responses import Response
 
 from firstline_core.errors import RequestError, listed
-from firstline_core.fleet import rollout as wire
+from firstline_core.fleet import rollout_documents as wire
 from firstline_core.fleet.persons import Person
 from firstline_core.protocol.openapi import request_header
 from firstline_gateway.api.auth import Access, OnBehalf, Operator

@@ -27,7 +27,7 @@ from msgspec import Meta, Struct, field
 from numpy.typing import NDArray
 
 from firstline_core.errors import RequestError
-from firstline_core.fleet.rollout import FindingState
+from firstline_core.fleet.rollout_documents import FindingState
 from firstline_core.routing.binomial import cdf
 from firstline_core.telemetry.wording import counted
 from firstline_gateway.rollouts.judgement import statistics

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from firstline.cli import rollout
 from firstline_core.errors import LinkDownError, StoreUnavailableError, UnauthorizedError
-from firstline_core.fleet.rollout import RolloutSummary
+from firstline_core.fleet.rollout_documents import RolloutSummary
 
 RUNNING = RolloutSummary(
     id="r1",

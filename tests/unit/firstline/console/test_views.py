@@ -28,7 +28,7 @@ from firstline_core.fleet.rest import (
     TierCounts,
     TierHistory,
 )
-from firstline_core.fleet.rollout import AuditPage, FindingState, Look, RolloutPage, RolloutSummary
+from firstline_core.fleet.rollout_documents import AuditPage, FindingState, Look, RolloutPage, RolloutSummary
 from firstline_core.fleet.telemetry import DeviceHealth, ModelCounts, Telemetry
 from firstline_core.fleet.update import UpdateState
 from firstline_core.hardware.catalogue import Catalogue, Memory, Processor, catalogue_facts

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from firstline_core.fleet.rollout import Plan
+from firstline_core.fleet.rollout_documents import Plan
 from firstline_core.fleet.telemetry import ModelCounts
 from firstline_core.fleet.twin import DesiredModel, RunningModel, Update
 from firstline_core.fleet.update import UpdateKind, UpdateState
