@@ -1,23 +1,20 @@
 """A configuration or a model that is damaged while the power is off: the agent answers as before, and says so."""
 
 import errno
-import io
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager
 from pathlib import Path
-from unittest.mock import patch
 
 import httpx
 import pytest
 from support.agent import DIGITS, edge_settings
+from support.commands import run_agent_here
 from support.digits import scan
 from support.forks import run_forked
 from support.processes import TierProcess
 
-from firstline_edge.__main__ import main
 from firstline_edge.app import EdgeAgent
 
 
@@ -32,12 +29,6 @@ def edge_agent(*arguments: str) -> subprocess.CompletedProcess[str]:
     return run_forked("firstline_edge", *arguments)
 
 
-def called(*arguments: str) -> tuple[int, str]:
-    """The exit code and the output of a command within this process, which has imported what it needs."""
-    with patch.object(sys, "argv", ["edge-agent", *arguments]), redirect_stdout(io.StringIO()) as out:
-        return main(), out.getvalue()
-
-
 def test_invalid_configuration_is_replaced_by_the_last_good_one(tmp_path: Path) -> None:
     config = tmp_path / "edge.toml"
     text = f'[models]\ndirectories = ["{DIGITS}"]\n[agent]\nstate_dir = "state"\ndevice_id = "pump-7"\n'
@@ -50,7 +41,7 @@ def test_invalid_configuration_is_replaced_by_the_last_good_one(tmp_path: Path) 
         if damage == "gone":
             config.unlink()
             state = f"agent.state_dir={tmp_path / 'state'}"
-            assert called("status", "--config", str(config), "--set", state)[0] == 1  # found, but no process runs
+            assert run_agent_here("status", "--config", config, "--set", state).returncode == 1  # no process runs
         log = tmp_path / f"stderr-{damage}"
         with running(config, log) as url:
             status = httpx.get(f"{url}/firstline/v1/status", trust_env=False).json()
@@ -59,10 +50,10 @@ def test_invalid_configuration_is_replaced_by_the_last_good_one(tmp_path: Path) 
             assert "The last configuration that this agent started with is used instead" in log.read_text()
             reply = httpx.post(f"{url}/firstline/v1/models/digits/infer", content=scan(), trust_env=False)
             assert reply.status_code == 200
-            code, status_text = called("status", "--config", str(config))
-            assert code == 0
-            assert f"problem {config}: " in status_text
-        assert called("doctor", "--config", str(config))[0] != 0
+            shown = run_agent_here("status", "--config", config)
+            assert shown.returncode == 0
+            assert f"problem {config}: " in shown.stdout
+        assert run_agent_here("doctor", "--config", config).returncode != 0
     assert edge_agent("run", "--config", str(config), "--set", "api.prot=1").returncode == 2  # a flag is not left over
 
 
@@ -89,8 +80,8 @@ def test_invalid_configuration_needs_the_state_directory(tmp_path: Path) -> None
         pass
     config.write_bytes(bytes(100))
     assert edge_agent("run", "--config", str(config), "--port", "0").returncode == 2
-    code, _ = called("status", "--config", str(config), "--set", f"agent.state_dir={state}")
-    assert code == 1, "found, but nobody runs"
+    shown = run_agent_here("status", "--config", config, "--set", f"agent.state_dir={state}")
+    assert shown.returncode == 1, "found, but nobody runs"
 
 
 @pytest.mark.parametrize("damage", ["flip", "manifest", "manifest gone"])

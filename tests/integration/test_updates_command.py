@@ -1,4 +1,4 @@
-"""`edge-agent update list` and `rollback` as processes, without a gateway, with and without an agent."""
+"""`edge-agent update list` and `rollback` without a gateway, with and without an agent."""
 
 import asyncio
 import json
@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 from support.broker import free_port
-from support.forks import run_forked
+from support.commands import run_agent_here
 from support.processes import TierProcess
 from support.updates import NAME, Device, HastyClock, Registry, bundle_at
 
@@ -59,7 +59,7 @@ def updated(config: Path, state: Path, tmp_path: Path) -> None:
 
 def run(*arguments: str, code: int = 0) -> str:
     """What a command prints; where it fails, what it complains of."""
-    done = run_forked("firstline_edge", *arguments)
+    done = run_agent_here(*arguments)
     assert done.returncode == code, done.stderr
     assert "Traceback" not in done.stderr
     return done.stdout if code == 0 else done.stderr

@@ -4,6 +4,7 @@ import asyncio
 import io
 import os
 import subprocess
+import sys
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from unittest.mock import patch
@@ -12,7 +13,17 @@ from support.forks import run_forked
 from typer.testing import CliRunner, Result
 
 from firstline.cli.app import app
+from firstline_edge.__main__ import main as agent_main
 from firstline_gateway.__main__ import main
+
+
+def run_agent_here(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """Runs `edge-agent` within this process, which has imported what it needs."""
+    out, err = io.StringIO(), io.StringIO()
+    argv = ["edge-agent", *map(str, arguments)]
+    with patch.object(sys, "argv", argv), redirect_stdout(out), redirect_stderr(err):
+        code = agent_main()
+    return subprocess.CompletedProcess(arguments, code, out.getvalue(), err.getvalue())
 
 
 def run_here(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
