@@ -10,12 +10,11 @@ from msgspec.structs import replace
 from support.agent import edge_settings
 from support.broker import Broker
 from support.desired import desire
+from support.fleet_gateway import device_with
 from support.gateway import http_link, mqtt_link, serving_gateway
 from support.images import noise
 from support.waiting import until
 
-from firstline_core.errors import NotFoundError
-from firstline_core.fleet.rest import FleetDevice
 from firstline_core.fleet.twin import Brake, DesiredModel
 from firstline_core.fleet.update import UpdateState
 from firstline_core.types import Privacy, Reason, Status
@@ -38,11 +37,13 @@ class Fleet:
         self.gateway = gateway
         self.settings = settings
 
-    async def device(self) -> FleetDevice | None:
-        try:
-            return await self.gateway.fleet.device("device-1")
-        except NotFoundError:
-            return None
+    async def has_rows(self, count: int) -> None:
+        """Waits until the device has reported so many rows."""
+
+        async def counted() -> bool:
+            return await self.rows() == count
+
+        await until(counted)
 
     async def rows(self) -> int:
         with self.gateway.store.database.reading() as connection:
@@ -73,24 +74,13 @@ async def test_a_device_reports_its_models_and_counts(fleet: Fleet) -> None:
         installed = agent.models.find("digits")
         for privacy in (Privacy.ANY, Privacy.ANY, Privacy.LOCAL_ONLY):
             await agent.data_plane.infer_file("digits", noise(side=28), privacy=privacy.value)
-
-        async def has_reported() -> bool:
-            found = await fleet.device()
-            return found is not None and found.reported is not None and await fleet.rows() >= 2
-
-        await until(has_reported)
-        found = await fleet.device()
-        assert found.reported is not None and found.online
+        await fleet.has_rows(2)
+        found = await device_with(fleet.gateway, holds=lambda device: device.reported.hardware is not None)
+        assert found.online
         (model,) = found.reported.models
         assert (model.name, model.edge_digest) == ("digits", installed.edge.loaded.digest)
         assert model.full_digest == installed.manifest.full_digest and model.certified
         assert "onnx" in found.reported.capabilities["runtimes"]  # type: ignore[operator]
-
-        async def described() -> bool:
-            seen = await fleet.device()
-            return seen is not None and seen.reported is not None and seen.reported.hardware is not None
-
-        await until(described)
     assert await fleet.rows() == 2  # local_only is never reported
     with fleet.gateway.store.database.reading() as connection:
         (counts,) = totals.totals_of(connection, ["device-1"])["device-1"].models
@@ -107,11 +97,7 @@ async def test_a_braked_device_answers_alone_also_without_the_gateway(fleet: Fle
         await until(lambda: (agent.operations.status()["fleet"]["brake"] is not None) is active)
 
     async with EdgeAgent(fleet.settings) as agent:
-
-        async def connected() -> bool:
-            return (await fleet.device()) is not None
-
-        await until(connected)
+        await device_with(fleet.gateway)
         brake = Brake(0.0, "the gateway is being moved")
         await fleet.gateway.fleet.set_brake(brake, "application:ops")
         await brake_is(True, agent)
@@ -119,12 +105,7 @@ async def test_a_braked_device_answers_alone_also_without_the_gateway(fleet: Fle
         assert "fleet   braked: 0 of 0 escalations of this hour used; the gateway is being moved" in shown
         answer = (await agent.data_plane.infer_file("digits", noise(side=28))).answer
         assert (answer.status, answer.reason, answer.certified) == (Status.FINAL, Reason.BUDGET, False)
-
-        async def reports_braked() -> bool:
-            found = await fleet.device()
-            return found is not None and found.reported is not None and found.reported.braked
-
-        await until(reports_braked)
+        await device_with(fleet.gateway, holds=lambda device: device.reported.braked)
     # A restart without a gateway: the limiter holds from the first request on.
     alone = replace(fleet.settings, fleet=replace(fleet.settings.fleet, poll_s=86_400.0))
     async with EdgeAgent(alone) as agent:
@@ -142,34 +123,17 @@ async def test_a_device_follows_its_fleet_over_http_while_the_broker_is_away(mos
             tmp_path / "state", links=links, fleet__enabled=True, fleet__poll_s=0.1, fleet__telemetry_s=0.1
         )
         fleet = Fleet(gateway, settings)
-
-        async def revision() -> int:
-            found = await fleet.device()
-            return found.reported.revision if found is not None and found.reported is not None else -1
-
         async with EdgeAgent(settings) as agent:
             (link,) = agent.links.mqtt
-
-            async def joined() -> bool:
-                return link.connected and await revision() >= 0
-
-            await until(joined)
-            before = await revision()
+            await until(lambda: link.connected)
+            before = (await device_with(gateway)).reported.revision
             mosquitto.stop()
             await until(lambda: not link.connected)
             await gateway.fleet.set_brake(Brake(0.0, "the broker is being moved"), "application:ops")
             await until(lambda: agent.operations.status()["fleet"]["brake"] is not None)
-
-            async def reported() -> bool:
-                return await revision() > before
-
-            await until(reported)
+            await device_with(gateway, holds=lambda device: device.reported.revision > before)
             await agent.data_plane.infer_file("digits", noise(side=28))
-
-            async def counted() -> bool:
-                return await fleet.rows() == 1
-
-            await until(counted)
+            await fleet.has_rows(1)
             mosquitto.start()
             await until(lambda: link.connected)
             await gateway.fleet.set_brake(None, "application:ops")
@@ -191,21 +155,14 @@ async def test_status_says_that_no_report_arrives(tmp_path: Path) -> None:
 @pytest.mark.parametrize("broker", ["mqtt"], indirect=True)
 async def test_a_device_with_only_mqtt_reports_the_missing_link(fleet: Fleet) -> None:
     async with EdgeAgent(fleet.settings):
-
-        async def connected() -> bool:
-            return (await fleet.device()) is not None
-
-        await until(connected)
+        await device_with(fleet.gateway)
         new_model = DesiredModel("digits", 2, "0" * 64, "r1")
         await desire(fleet.gateway, ["device-1"], lambda _, before: replace(before, models=(new_model,)))
-
-        async def reported() -> bool:
-            found = await fleet.device()
-            updates = found.reported.updates if found is not None and found.reported is not None else ()
-            return [(update.state, update.reason) for update in updates] == [(UpdateState.OFFERED, "link_down")]
-
-        await until(reported)
-        found = await fleet.device()
+        waits = [(UpdateState.OFFERED, "link_down")]
+        found = await device_with(
+            fleet.gateway,
+            holds=lambda device: [(update.state, update.reason) for update in device.reported.updates] == waits,
+        )
         assert found.reported.updates[0].message == HTTP_REQUIRED
         assert [model.version for model in found.reported.models] == [1]
 

@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 from support.agent import edge_settings
 from support.broker import Broker
-from support.fleet_gateway import fleet_gateway
+from support.fleet_gateway import all_published, device_with, fleet_gateway
 from support.gateway import mqtt_link
 from support.waiting import until
 
-from firstline_core.errors import NotFoundError
 from firstline_core.fleet.twin import Brake
 from firstline_edge.app import EdgeAgent
 from firstline_edge.settings.settings import EdgeSettings
@@ -42,11 +41,7 @@ async def hears(agent: EdgeAgent, reason: str) -> None:
 async def test_documents_lost_by_the_broker_are_republished(mosquitto: Broker, tmp_path: Path) -> None:
     async with fleet_gateway(mosquitto, tmp_path) as gateway:
         await brake(gateway, "moved")
-
-        async def published() -> bool:
-            return not await gateway.fleet.unpublished(1)
-
-        await until(published)
+        await all_published(gateway)
         mosquitto.kill()  # it kept nothing on a disk
         mosquitto.start()
         async with EdgeAgent(device_of(mosquitto, tmp_path)) as agent:
@@ -57,14 +52,7 @@ async def test_devices_follow_a_gateway_with_a_restored_store(mosquitto: Broker,
     store, backup = tmp_path / "gateway.db", tmp_path / "kept.db"
     async with EdgeAgent(device_of(mosquitto, tmp_path)) as agent:
         async with fleet_gateway(mosquitto, tmp_path) as gateway:
-
-            async def connected() -> bool:
-                try:
-                    return (await gateway.fleet.device("device-1")).reported is not None
-                except NotFoundError:
-                    return False
-
-            await until(connected)
+            await device_with(gateway)
             with closing(sqlite3.connect(store)) as original, closing(sqlite3.connect(backup)) as copy:
                 original.backup(copy)
             for reason in ("one", "two", "three"):

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -11,35 +10,18 @@ import sqlalchemy as sa
 from msgspec.structs import replace
 from support.broker import Broker
 from support.desired import desire
-from support.fleet_gateway import fleet_gateway
+from support.fleet_gateway import all_published, device_with, fleet_gateway
 from support.logs import captured_lines
 from support.mqtt_device import MqttDevice, device_at
-from support.waiting import until
 
-from firstline_core.errors import NotFoundError
-from firstline_core.fleet.rest import FleetDevice
 from firstline_core.fleet.telemetry import ModelCounts, Telemetry
 from firstline_core.fleet.twin import Desired, DesiredModel, Reported, RunningModel
 from firstline_core.protocol.mqtt_messages import Message, Publication
-from firstline_gateway.app import Gateway
 from firstline_gateway.fleet.devices import DEVICES
 
 pytestmark = pytest.mark.mosquitto
 
 WANTED = DesiredModel("digits", 2, "0" * 64)
-
-
-async def device_with(gateway: Gateway, name: str, holds: Callable[[FleetDevice], bool]) -> FleetDevice:
-    """Waits until the gateway knows the device in this condition."""
-    found: list[FleetDevice] = []
-
-    async def connected() -> bool:
-        with suppress(NotFoundError):
-            found[:] = [await gateway.fleet.device(name)]
-        return bool(found) and holds(found[0])
-
-    await until(connected)
-    return found[0]
 
 
 async def say(device: MqttDevice, topic: str, document: object, *, retain: bool = False) -> None:
@@ -57,7 +39,7 @@ async def test_reports_and_desired_documents_travel_over_mqtt(mosquitto: Broker,
         reported = Reported("s1", 1, models=(RunningModel("digits", 1),))
         await say(cam, cam.topics.reported, reported, retain=True)
         await say(cam, cam.topics.telemetry, Telemetry("s1", 1, 60.0, (ModelCounts("digits", 1, rows=7),)))
-        found = await device_with(gateway, "cam", lambda device: device.reported is not None)
+        found = await device_with(gateway, "cam")
         assert found.reported == reported and found.online
         await desire(gateway, ["cam"], lambda _, before: replace(before, models=(WANTED,)))
         async with asyncio.timeout(10):
@@ -70,7 +52,7 @@ async def test_a_restarted_gateway_reads_retained_reports(mosquitto: Broker, tmp
     async with device_at(mosquitto, "cam2") as cam:
         await say(cam, cam.topics.reported, Reported("s1", 4, models=(RunningModel("digits", 3),)), retain=True)
         async with fleet_gateway(mosquitto, tmp_path) as gateway:
-            found = await device_with(gateway, "cam2", lambda device: device.reported is not None)
+            found = await device_with(gateway, "cam2")
             assert found.reported.models[0].version == 3
 
 
@@ -78,11 +60,7 @@ async def test_desired_state_is_retained_for_an_offline_device(mosquitto: Broker
     messages: asyncio.Queue[Message] = asyncio.Queue()
     async with fleet_gateway(mosquitto, tmp_path) as gateway:
         await desire(gateway, ["cam3"], lambda _, before: replace(before, models=(WANTED,)))
-
-        async def published() -> bool:
-            return not await gateway.fleet.unpublished(10)
-
-        await until(published)
+        await all_published(gateway)
     async with device_at(mosquitto, "cam3") as cam:
         await cam.client.subscribe(cam.topics.desired, messages.put)
         async with asyncio.timeout(10):
@@ -98,48 +76,23 @@ async def test_document_over_the_brokers_limit_delays_no_other_device(
     async with fleet_gateway(broker, tmp_path) as gateway:
         await desire(gateway, ["cam-a"], lambda _, before: replace(before, models=large))
         await desire(gateway, ["cam-b"], lambda _, before: replace(before, models=(WANTED,)))
-
-        async def published() -> bool:
-            return not await gateway.fleet.unpublished(10)
-
-        await until(published)
+        await all_published(gateway)
 
 
-async def test_topic_that_the_broker_refuses_delays_no_other_device(
-    start_mosquitto: Callable[..., Broker], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("refused_limit", [1000, 2], ids=["few", "many"])
+async def test_topics_that_the_broker_refuses_delay_no_other_device(
+    start_mosquitto: Callable[..., Broker], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused_limit: int
 ) -> None:
     monkeypatch.setattr("firstline_gateway.fleet.broker._AT_ONCE", 1)
-    acl = "".join(f"topic {access} firstline/v1/{name}\n" for access, name in [("read", "#"), ("write", "cam-c/#")])
-    broker = start_mosquitto(acl=acl)
-    async with fleet_gateway(broker, tmp_path) as gateway:
-        with captured_lines() as lines:
-            await desire(gateway, ["cam-a", "cam-b", "cam-c"], lambda _, before: replace(before, models=(WANTED,)))
-
-            async def published() -> bool:
-                return [name for name, _ in await gateway.fleet.unpublished(10)] == ["cam-a", "cam-b"]
-
-            await until(published)
-        assert [line["device"] for line in lines if line["event"] == "desired state refused by the broker"] == [
-            "cam-a",
-            "cam-b",
-        ]
-        assert gateway.metrics.registry.get_sample_value("firstline_gateway_fleet_mqtt_refused_total") >= 2
-
-
-async def test_many_refused_topics_keep_no_device_waiting(
-    start_mosquitto: Callable[..., Broker], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("firstline_gateway.fleet.broker._AT_ONCE", 1)
-    monkeypatch.setattr("firstline_gateway.fleet.broker._REFUSED_LIMIT", 2)
+    monkeypatch.setattr("firstline_gateway.fleet.broker._REFUSED_LIMIT", refused_limit)
     acl = "".join(f"topic {access} firstline/v1/{name}\n" for access, name in [("read", "#"), ("write", "cam-3/#")])
-    names = [f"cam-{number}" for number in range(4)]
+    *refused, allowed = [f"cam-{number}" for number in range(4)]
     async with fleet_gateway(start_mosquitto(acl=acl), tmp_path) as gateway:
-        await desire(gateway, names, lambda _, before: replace(before, models=(WANTED,)))
-
-        async def published() -> bool:
-            return [name for name, _ in await gateway.fleet.unpublished(10)] == names[:-1]
-
-        await until(published)
+        with captured_lines() as lines:
+            await desire(gateway, [*refused, allowed], lambda _, before: replace(before, models=(WANTED,)))
+            await all_published(gateway, *refused)
+        assert [line["device"] for line in lines if line["event"] == "desired state refused by the broker"] == refused
+        assert gateway.metrics.registry.get_sample_value("firstline_gateway_fleet_mqtt_refused_total") >= len(refused)
 
 
 async def test_late_will_does_not_mark_a_device_offline(mosquitto: Broker, tmp_path: Path) -> None:
@@ -148,7 +101,7 @@ async def test_late_will_does_not_mark_a_device_offline(mosquitto: Broker, tmp_p
         await say(cam, cam.topics.state, state("online", "now"), retain=True)
         await say(cam, cam.topics.state, state("offline", "before"), retain=True)
         await say(cam, cam.topics.reported, Reported("now", 1))
-        found = await device_with(gateway, "cam4", lambda device: device.reported is not None)
+        found = await device_with(gateway, "cam4")
         assert found.online
         await say(cam, cam.topics.state, state("offline", "now"), retain=True)
         await device_with(gateway, "cam4", lambda device: not device.online)
@@ -162,6 +115,6 @@ async def test_unreadable_messages_are_dropped(mosquitto: Broker, tmp_path: Path
             await cam.client.publish(Publication(cam.topics.state, payload))
         await say(cam, cam.topics.state, state("online", "s" * 65))
         await say(cam, cam.topics.reported, Reported("s", 1))
-        assert (await device_with(gateway, "cam5", lambda device: device.reported is not None)).online
+        assert (await device_with(gateway, "cam5")).online
         with gateway.store.database.reading() as connection:
             assert connection.execute(sa.select(DEVICES.c.earlier_sessions)).scalar_one() == []

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from support.agent import edge_settings
 from support.broker import Broker
 from support.commands import firstline
+from support.fleet_gateway import device_with
 from support.forks import ForkedProcess
 from support.gateway import http_link, mqtt_link, serving_gateway
 from support.keys import bearer, create_key
@@ -25,7 +26,6 @@ from support.profiles import profile
 from support.sample_bundles import variant_bundle
 from support.waiting import until
 
-from firstline_core.errors import NotFoundError
 from firstline_core.fleet.profiles import (
     BODY_BYTES,
     NewProfileRequest,
@@ -62,17 +62,6 @@ class Site:
 
     def agent(self, **fleet: Any) -> EdgeAgent:
         return EdgeAgent(msgspec.structs.replace(self.settings, fleet=replace(self.settings.fleet, **fleet)))
-
-    async def connected(self) -> None:
-        """Waits until the device has connected."""
-
-        async def has_reported() -> bool:
-            try:
-                return (await self.gateway.fleet.device("device-1")).reported is not None
-            except NotFoundError:
-                return False
-
-        await until(has_reported)
 
     async def ask(self, request: NewProfileRequest = ASKED) -> ProfileRequest:
         return await self.gateway.profiles.request("device-1", request, "application:ops")
@@ -144,7 +133,7 @@ async def either(broker: Broker | None, tmp_path: Path) -> AsyncIterator[Site]:
 
 async def test_an_offline_device_measures_and_uploads_a_requested_profile(either: Site) -> None:
     async with either.agent():
-        await either.connected()
+        await device_with(either.gateway)
     request = await either.ask()
     assert request.new and request.state is ProfilingState.SENT
     assert not (await either.ask()).new
@@ -165,7 +154,7 @@ async def test_a_restart_continues_the_measurement(site: Site, monkeypatch: pyte
     monkeypatch.setattr("firstline_core.profile.measure.QUICK_S", 8.0)  # so that it restarts in time
     path = StatePaths(site.settings.state_dir).device_profile_path("two")
     async with site.agent():
-        await site.connected()
+        await device_with(site.gateway)
         await site.ask()
 
         await until(lambda: path.exists() and len(decode(path.read_bytes(), "it").points) >= 2, MEASURING_S)
@@ -180,7 +169,7 @@ async def test_a_restart_continues_the_measurement(site: Site, monkeypatch: pyte
 
 async def test_cancelling_a_request_ends_the_process(site: Site) -> None:
     async with site.agent() as agent:
-        await site.connected()
+        await device_with(site.gateway)
         await site.ask(replace(ASKED, quick=False))
         await site.wait_for(ProfilingState.MEASURING)
         await site.gateway.profiles.cancel_request("device-1", "two", "application:ops")
@@ -201,7 +190,7 @@ async def test_a_device_reports_why_it_does_not_measure(
     site: Site, profile_request: NewProfileRequest, fleet: dict[str, Any], message: str
 ) -> None:
     async with site.agent(**fleet):
-        await site.connected()
+        await device_with(site.gateway)
         await site.ask(profile_request)
         found = await site.wait_for(ProfilingState.REFUSED)
     assert message in found.message, found
@@ -210,7 +199,7 @@ async def test_a_device_reports_why_it_does_not_measure(
 async def test_nothing_is_measured_on_a_nearly_full_disk(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("firstline_edge.profiling.profiler.SPARE_BYTES", 1 << 62)
     async with site.agent():
-        await site.connected()
+        await device_with(site.gateway)
         await site.ask()
         found = await site.wait_for(ProfilingState.REFUSED)
     assert "make room, then ask again" in found.message
@@ -219,7 +208,7 @@ async def test_nothing_is_measured_on_a_nearly_full_disk(site: Site, monkeypatch
 @pytest.mark.mosquitto
 async def test_a_device_without_an_http_link_reports_it(mosquitto: Broker, tmp_path: Path) -> None:
     async with site_at(tmp_path, mosquitto, bytes_by_http=False) as site, site.agent():
-        await site.connected()
+        await device_with(site.gateway)
         await site.ask()
         found = await site.wait_for(ProfilingState.REFUSED)
     assert "has no HTTP link" in found.message
@@ -278,7 +267,7 @@ async def test_the_command_requests_follows_and_prints(site: Site) -> None:
     manifest.write_text(json.dumps(document))
     assert "is unknown here" in (await profile_command(site, "two", *few, code=1)).output
     async with site.agent():
-        await site.connected()
+        await device_with(site.gateway)
         table = await profile_command(site, site.bundle, *few)
         named = await profile_command(site, "two", *few)
     assert "90.00 % +" in named.stdout  # as the device's own bundle says
@@ -299,7 +288,7 @@ async def test_the_command_requests_follows_and_prints(site: Site) -> None:
 async def test_an_interrupted_command_leaves_the_request(site: Site) -> None:
     """In a process of its own, so that it receives Ctrl-C as in a shell."""
     async with site.agent():
-        await site.connected()
+        await device_with(site.gateway)
     environ = {**os.environ, "FIRSTLINE_GATEWAY": site.url, "FIRSTLINE_TOKEN": site.operator}
     command = ("profile", "create", "two", "--on", "device-1", "--quick")
     process = ForkedProcess("firstline", *command, environ=environ)
@@ -317,7 +306,7 @@ async def test_an_interrupted_command_leaves_the_request(site: Site) -> None:
 
 async def test_a_refusal_ends_the_command_with_the_reason(site: Site) -> None:
     async with site.agent(profiling=False):
-        await site.connected()
+        await device_with(site.gateway)
         refused = await profile_command(site, "two", "--on", "device-1", code=1)
     assert "device-1: This device measures nothing for the fleet" in refused.output
 
