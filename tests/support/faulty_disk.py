@@ -175,7 +175,7 @@ def _sectors(change: Change) -> Iterator[tuple[int, bytes]]:
 
 @functools.cache
 def _library() -> Path:
-    """The preloaded library, compiled once for this process."""
+    """The preloaded library, compiled once for this process, which removes it at its end."""
     if sys.platform != "linux":
         pytest.skip("disks are made to fail by a library of Linux's")
     compiler = program("cc", "any C compiler, for the tests of failing disks")
