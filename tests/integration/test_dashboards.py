@@ -1,4 +1,4 @@
-"""Debian's Prometheus with the shipped configuration, next to both tiers: panels show data, reports raise alerts."""
+"""Debian's Prometheus with the shipped configuration, next to both tiers: panels show data, and no alert fires."""
 
 import asyncio
 import json
@@ -6,7 +6,6 @@ import math
 from pathlib import Path
 
 import httpx
-from msgspec.structs import replace
 from support.agent import edge_settings
 from support.digits import scans
 from support.gateway import http_link, serving_gateway
@@ -16,25 +15,10 @@ from support.waiting import until
 
 from firstline_core.fleet.telemetry import DeviceHealth, Telemetry
 from firstline_core.fleet.twin import Reported
+from firstline_core.units import DAY_S
 from firstline_edge.app import EdgeAgent
 from firstline_gateway.app import Gateway
 
-WELL = DeviceHealth(disk_free_share=0.5, hottest_c=51.0)
-ILL = DeviceHealth(
-    outbox_oldest_s=4000.0,
-    links_down=1,
-    disk_free_share=0.01,
-    hottest_c=95.0,
-    throttled=True,
-    certificate_ends_s=3 * 86_400,
-)
-ALERTS = {
-    "FirstlineDeviceCertificateExpiry",
-    "FirstlineDiskFull",
-    "FirstlineHeat",
-    "FirstlineLinkDown",
-    "FirstlineOutboxOld",
-}
 PANELS = {
     f"{dashboard.stem}: {panel['title']}": target["expr"]
     for dashboard in sorted((MONITORING / "grafana" / "dashboards").glob("*.json"))
@@ -43,12 +27,12 @@ PANELS = {
 }
 
 
-async def report_of_another_device(gateway: Gateway, sequence: int, health: DeviceHealth) -> None:
+async def report_of_another_device(gateway: Gateway) -> None:
     """What a device with sensors and a certificate reports, which this machine may lack."""
-    ends_s = gateway.clock.wall_s() + (health.certificate_ends_s or 80 * 86_400)
-    await gateway.fleet.report("cam", Reported("s", sequence, agent_version="0.1"))
-    telemetry = Telemetry("s", sequence + 1, outbox_items=1, health=replace(health, certificate_ends_s=ends_s))
-    assert await gateway.fleet.take_telemetry("cam", telemetry)
+    ends_s = gateway.clock.wall_s() + 80 * DAY_S
+    await gateway.fleet.report("cam", Reported("s", 1, agent_version="0.1"))
+    health = DeviceHealth(disk_free_share=0.5, hottest_c=51.0, certificate_ends_s=ends_s)
+    assert await gateway.fleet.take_telemetry("cam", Telemetry("s", 2, outbox_items=1, health=health))
     await gateway.fleet_gauges.refresh()
 
 
@@ -66,7 +50,7 @@ async def empty_panels(client: httpx.AsyncClient) -> dict[str, object]:
     return found
 
 
-async def test_panels_show_real_traffic_and_reports_of_a_device_raise_alerts(tmp_path: Path) -> None:
+async def test_panels_show_real_traffic_which_raises_no_alert(tmp_path: Path) -> None:
     async with serving_gateway(tmp_path, registry__blobs=str(tmp_path / "blobs")) as (gateway, url):
         settings = edge_settings(
             tmp_path / "state",
@@ -81,7 +65,7 @@ async def test_panels_show_real_traffic_and_reports_of_a_device_raise_alerts(tmp
         key = create_key(gateway.settings.store, "prometheus", "application")
         await asyncio.to_thread(gateway.identity.folder.open)  # creates the devices' authority
         await gateway.registry.maintain()
-        await report_of_another_device(gateway, 1, WELL)
+        await report_of_another_device(gateway)
         async with EdgeAgent(settings) as agent, prometheus(tmp_path, url, key) as client:
             unseen = iter(scans(1000) * 10)
             empty: dict[str, object] = {}
@@ -100,10 +84,3 @@ async def test_panels_show_real_traffic_and_reports_of_a_device_raise_alerts(tmp
                 raise AssertionError(f"{sorted(empty)}: {list(empty.values())[:2]}") from None
 
             assert await alerts(client) == set()
-            for sequence, health, expected in ((3, ILL, ALERTS), (5, WELL, set())):
-                await report_of_another_device(gateway, sequence, health)
-
-                async def seen(expected: set[str] = expected) -> bool:
-                    return await alerts(client) == expected
-
-                await until(seen, 30)
