@@ -254,7 +254,7 @@ def _may_lack_rows(image: Image.Image, header: image_header.ImageHeader) -> bool
     """Returns whether a PNG's last row may not have been written: Pillow begins with zeros."""
     if header.interlaced:
         return True
-    return not any(image.crop((0, image.height - 1, image.width, image.height)).tobytes())
+    return image.crop((0, image.height - 1, image.width, image.height)).getbbox(alpha_only=False) is None
 
 
 def _opaque(image: Image.Image, header: image_header.ImageHeader, step: Decode, where: str) -> Image.Image:
