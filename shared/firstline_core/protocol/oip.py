@@ -22,6 +22,7 @@ from uuid import UUID
 
 import orjson
 from msgspec import Struct
+from msgspec.structs import replace
 
 from firstline_core import errors
 from firstline_core.ids import new_request_id
@@ -128,7 +129,7 @@ def request_of(model: str, version: str, head: RequestHead, inputs: tuple[Tensor
     request_id = params.text(trusted, "request_id") if trusted else ""
     if trace is None and TRACEPARENT in trusted:
         trace = _stored_trace(trusted)
-    return InferRequest(
+    request = InferRequest(
         model=model,
         inputs=inputs,
         request_id=_uuid(request_id) if request_id else new_request_id(),
@@ -144,8 +145,9 @@ def request_of(model: str, version: str, head: RequestHead, inputs: tuple[Tensor
         # Without the device's own id a repeated request could not be recognised.
         promised=bool(request_id and params.flag(parameters, "promised")),
         trace=trace,
-        **(params.preferences(parameters, origin.now_s) if parameters else {}),
     )
+    preferences = params.preferences(parameters, origin.now_s) if parameters else None
+    return replace(request, **preferences) if preferences else request
 
 
 def encode_request(request: InferRequest, *, binary: bool = True, now_s: float = 0.0, traced: bool = False) -> Encoded:
@@ -460,7 +462,7 @@ def decode_tensors(key: str, listed: Iterable[DescribedTensor], tail: memoryview
     Raises:
         InvalidTensorError: an entry, or the bytes after the header, are not valid V2.
     """
-    decoded: dict[str, Tensor] = {}
+    decoded: list[Tensor] = []
     offset = 0
     for described in listed:
         where, datatype, shape, size = described.where, described.datatype, described.shape, described.binary_size
@@ -471,13 +473,13 @@ def decode_tensors(key: str, listed: Iterable[DescribedTensor], tail: memoryview
             array = tensors.from_json(where, datatype, shape, data)
         else:
             raise errors.InvalidTensorError(f"{where} has neither 'data' nor 'binary_data_size'; give one of them.")
-        decoded[described.name] = Tensor(described.name, array)
+        decoded.append(Tensor(described.name, array))
     if tail is not None and offset != len(tail):
         raise errors.InvalidTensorError(
             f"The body has {counted(len(tail) - offset, 'byte')} after the last binary tensor; the 'binary_data_size' "
             f"of all {key} must add up to the {len(tail)} bytes after the JSON header."
         )
-    return tuple(decoded.values())
+    return tuple(decoded)
 
 
 class DescribedTensor(Struct, frozen=True):
