@@ -8,7 +8,7 @@ from pathlib import Path
 
 import httpx
 from support.agent import edge_settings
-from support.deliveries import answered, counted, picture, promise
+from support.deliveries import all_final, answered, counted, picture, promise
 from support.forks import run_forked
 from support.gateway import DIGITS, http_link, serving
 from support.identities import Device, invite
@@ -17,12 +17,12 @@ from support.waiting import until
 
 from firstline_core.ids import new_request_id
 from firstline_core.protocol.enrolment import parse_join_token
-from firstline_core.types import InferRequest, Route, Status, Tier
+from firstline_core.types import InferRequest, Route, Tier
 from firstline_edge.app import EdgeAgent
 from firstline_edge.identity.enrolment import join_gateway
 from firstline_edge.identity.files import IdentityFiles
 from firstline_edge.settings.load import load as load_edge
-from firstline_gateway.app import open_gateway
+from firstline_gateway.app import Gateway, open_gateway
 from firstline_gateway.settings.load import load
 
 LOAD = 8
@@ -51,6 +51,15 @@ def lose(folder: Path) -> None:
             shutil.rmtree(lost) if lost.is_dir() else lost.unlink()
 
 
+async def restored(folder: Path, backup: Path, url: str, stack: AsyncExitStack) -> Gateway:
+    """The gateway of a backup, served where the lost one was."""
+    await asyncio.to_thread(command, folder, "restore", str(backup))
+    settings = load(folder / "gateway.toml", overrides={"api.port": httpx.URL(url).port})
+    gateway = open_gateway(settings)
+    await stack.enter_async_context(serving(gateway, port=settings.api.port))
+    return gateway
+
+
 async def test_promises_are_kept_by_a_restored_gateway(tmp_path: Path) -> None:
     folder, backup = tmp_path / "gateway", tmp_path / "gateway.backup"
     folder.mkdir()
@@ -75,15 +84,8 @@ async def test_promises_are_kept_by_a_restored_gateway(tmp_path: Path) -> None:
         after = [await promise(agent, 10_000 + seed) for seed in range(ALONE)]
         lose(folder)
 
-        await asyncio.to_thread(command, folder, "restore", str(backup))
-        settings = load(folder / "gateway.toml", overrides={"api.port": httpx.URL(url).port})
-        new = open_gateway(settings)
-        await stack.enter_async_context(serving(new, port=settings.api.port))
-
-        await until(lambda: agent.outbox.depth == 0, 60)
-        for request_id in (*before, *during, *after):
-            answer = (await agent.outbox.answer(request_id, "local")).answer
-            assert answer.status is Status.FINAL
+        new = await restored(folder, backup, url, stack)
+        await all_final(agent, [*before, *during, *after])
         assert counted(new, "recorded") == answered(new) >= ALONE
         async with httpx.AsyncClient(base_url=url, headers=shop) as client:  # its key was restored
             assert (await client.get("/v2/models/digits")).status_code == 200
@@ -120,16 +122,9 @@ async def test_devices_continue_with_a_restored_gateway(tmp_path: Path) -> None:
         promised = [await promise(agent, seed) for seed in range(ALONE)]
         lose(folder)
 
-        await asyncio.to_thread(command, folder, "restore", str(backup))
-        settings = load(folder / "gateway.toml", overrides={"api.port": httpx.URL(url).port})
-        new = open_gateway(settings)
+        new = await restored(folder, backup, url, stack)
         assert new.identity.folder.open().active.pem == authority.pem
-        await stack.enter_async_context(serving(new, port=settings.api.port))
-
-        await until(lambda: agent.outbox.depth == 0)  # admitted by the certificate that it had
-        for request_id in promised:
-            answer = (await agent.outbox.answer(request_id, "local")).answer
-            assert answer.status is Status.FINAL
+        await all_final(agent, promised)  # admitted by the certificate that it had
         await agent.renewal.renew()  # the authority's key is there
         request = InferRequest("digits", (picture(99),), new_request_id(), route=Route.CLOUD, principal="local")
         answer = (await agent.data_plane.infer(request)).answer

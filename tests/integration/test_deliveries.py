@@ -11,7 +11,7 @@ import pytest
 from support.agent import edge_settings
 from support.broker import Broker, free_port
 from support.databases import PostgreSql
-from support.deliveries import answered, counted, delivery, picture, promise, same
+from support.deliveries import all_final, answered, counted, delivery, picture, promise, same
 from support.gateway import DIGITS, serving_gateway
 from support.inference import post, read
 from support.mqtt_device import device_at
@@ -19,17 +19,10 @@ from support.processes import TierProcess
 from support.proxy import FINE, ChaosProxy, Network
 from support.waiting import until
 
-from firstline_core.types import InferRequest, Status
+from firstline_core.types import InferRequest
 from firstline_edge.app import EdgeAgent
 
 DELIVERIES = 5  # one, and as many as are sent at once when a link is back: the next would wait for 16 s
-
-
-async def all_final(agent: EdgeAgent, request_ids: list[str]) -> None:
-    await until(lambda: agent.outbox.depth == 0)
-    for request_id in request_ids:
-        answer = (await agent.outbox.answer(request_id, "local")).answer
-        assert answer.status is Status.FINAL
 
 
 async def test_lost_answers_are_repeated(tmp_path: Path) -> None:

@@ -1,10 +1,13 @@
 """What devices deliver, and what a gateway counts of it."""
 
+from collections.abc import Iterable
+
 import numpy as np
 from msgspec.structs import replace
+from support.waiting import until
 
 from firstline_core.ids import new_request_id
-from firstline_core.types import InferRequest, InferResponse, Tensor, Wait
+from firstline_core.types import InferRequest, InferResponse, Status, Tensor, Wait
 from firstline_edge.app import EdgeAgent
 from firstline_gateway.app import Gateway
 
@@ -25,6 +28,14 @@ async def promise(agent: EdgeAgent, seed: int) -> str:
     answer = (await agent.data_plane.infer(infer_request)).answer
     assert answer.durable
     return answer.request_id
+
+
+async def all_final(agent: EdgeAgent, request_ids: Iterable[str]) -> None:
+    """Expects that these promises end with final answers, and that no other is left."""
+    await until(lambda: agent.outbox.depth == 0, 60)
+    for request_id in request_ids:
+        answer = (await agent.outbox.answer(request_id, "local")).answer
+        assert answer.status is Status.FINAL
 
 
 def same(one: InferResponse, other: InferResponse) -> bool:
