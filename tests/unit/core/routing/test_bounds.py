@@ -68,7 +68,7 @@ def test_p_values_are_valid_for_every_sequence(p_value: Any, shape: str) -> None
         assert likely[found <= level].sum() <= level + 1e-9
 
 
-@pytest.mark.parametrize(("total", "rows", "mean"), [(0, 50, 0.1), (0.4, 200, 0.05), (4.5, 100, 0.5), (5, 50, 0.1)])
+@pytest.mark.parametrize(("total", "rows", "mean"), [(0.2, 1, 0.5), (0, 50, 0.1), (0.4, 200, 0.05), (5, 50, 0.1)])
 def test_few_losses_have_the_p_value_of_hoeffding(total: float, rows: int, mean: float) -> None:
     """Hoeffding 1963, "Probability Inequalities for Sums of Bounded Random Variables", theorem 1, as a product."""
     seen = total / rows

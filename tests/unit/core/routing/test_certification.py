@@ -24,7 +24,8 @@ from firstline_core.routing.contracts import certify_weighted
 
 
 def test_299_error_free_rows_prove_one_percent() -> None:
-    assert certify([0.9] * 299, [0] * 299, 0.01, 0.05).certified
+    enough = certify([0.9] * 299, [0] * 299, 0.01, 0.05)
+    assert enough == CertificationResult(True, 0.9, 1.0, pytest.approx(1 - 0.05 ** (1 / 299)), 299, 0)
     short = certify([0.9] * 298, [0] * 298, 0.01, 0.05)
     assert short == CertificationResult(False, None, 0.0, None, 298, 1)
     assert certify([0.9] * 100, [0] * 100, 0.01, 0.05).n_needed == 199
@@ -73,6 +74,7 @@ def test_rounding_does_not_split_the_first_start() -> None:
 def test_a_row_without_a_score_counts_as_escalated() -> None:
     found = certify([0.9] * 100 + [np.nan] * 100, [0] * 100 + [1] * 100, 0.05, 0.05)
     assert (found.certified, found.kept, found.n) == (True, 0.5, 200)
+    assert certify([np.nan] * 5, [0] * 5, 0.01, 0.05) == CertificationResult(False, None, 0.0, None, 5, 299)
 
 
 def test_a_selection_part_does_not_certify() -> None:
@@ -203,6 +205,8 @@ def test_without_a_start_nothing_is_tested() -> None:
 
 def test_a_start_with_too_few_rows_is_merged() -> None:
     assert ranks(2500) == {125: 0.08, 500: 0.86, 1250: 0.03, 2500: 0.03}
+    assert ranks(1200) == {60: 0.08, 240: 0.86, 600: 0.03, 1200: 0.03}
+    assert ranks(1199) == {240: pytest.approx(0.94), 600: 0.03, 1199: 0.03}
     assert ranks(650) == {130: pytest.approx(0.94), 325: 0.03, 650: 0.03}
     assert ranks(250) == {60: pytest.approx(0.94), 125: 0.03, 250: 0.03}
     assert ranks(100) == {60: pytest.approx(0.97), 100: 0.03}

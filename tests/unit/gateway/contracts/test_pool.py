@@ -75,6 +75,19 @@ def test_many_audits_of_one_device_leave_the_chance_of_the_others() -> None:
     assert with_recent(pool, "cam", "gate", 10.0, service_s=10.0, draw=0.999)[1]
 
 
+def test_a_pool_remembers_a_bounded_number_of_audits() -> None:
+    """16 of each device, and 256 of all: further audits do not count until some are forgotten."""
+    pool, counted = new_pool(KEY, 0), dict.fromkeys(range(17), 0)
+    for device in counted:
+        for number in range(20):
+            pool, counts = with_recent(pool, f"{device}", f"{device} {number}", 10.0, service_s=1.0, draw=0.0)
+            counted[device] += counts
+    assert counted == dict.fromkeys(range(16), 16) | {16: 0}
+    assert len(pool.recent) == 256
+    assert not with_recent(pool, "16", "gate", 10.0, service_s=10.9, draw=0.0)[1]
+    assert with_recent(pool, "16", "gate", 10.0, service_s=11.0, draw=0.0)[1]
+
+
 def test_a_broken_contract_alarms_once_and_for_good(served: ServedModel) -> None:
     broken = after(served, [1.0] * 10)
     assert 11.0 <= broken.alarmed_s < 21.0

@@ -108,14 +108,16 @@ def test_a_past_of_fewer_than_three_devices_explains_nothing() -> None:
     values = [5.0, 3.0, 8.0, 1.0]
     for before in ([2.0, 1.0, NAN, NAN], [2.0, 2.0, 2.0, 2.0]):
         assert statistics.adjusted(groups(values, 2, before=before), 0.0).tolist() == values
+    third = groups(values, 2, before=[2.0, 1.0, 3.0, NAN], weights=[1.0, 1.0, 0.0, 1.0])  # does not report the figure
+    assert statistics.adjusted(third, 0.0).tolist() == values
     three = statistics.adjusted(groups(values, 2, before=[2.0, 1.0, 3.0, NAN]), 0.0)
     assert three[3] == 1.0 and three[0] == 5.0 and three[1] > 3.0 and three[2] < 8.0
 
 
 def test_means_and_counts_are_of_reporting_devices() -> None:
-    figure = groups([2.0, 4.0, 9.0, 1.0], 2, weights=[1.0, 0.5, 0.0, 0.5])
-    assert figure.counts == (2, 1)
-    assert figure.means == (pytest.approx(8 / 3), 1.0)
+    figure = groups([2.0, 4.0, 9.0, 1.0, 3.0], 2, weights=[1.0, 0.5, 0.0, 0.5, 0.5])
+    assert figure.counts == (2, 2)
+    assert figure.means == (pytest.approx(8 / 3), 2.0)
 
 
 def test_the_standard_error_is_that_of_two_means() -> None:
