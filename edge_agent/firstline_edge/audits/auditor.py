@@ -81,8 +81,8 @@ class _Source:
         self.slots.append(_Slot(number))
 
 
-class AuditPropensity:
-    """Decides the propensity of the next answer by past traffic, source and budget, not by the answer.
+class AuditRate:
+    """Decides the propensity of the next answer by past traffic, source and budget, not by the answer or its model.
 
     `audit.per_hour`, `audit.bytes_per_hour` and `audit.max_share` limit it; a burst of one source lowers it for all
     sources. It is 0 while the sender has no room, and for further sources beyond 1,024. The draw probability is also 0
@@ -171,8 +171,9 @@ class AuditPropensity:
         self._uncounted_rows = self._uncounted_bytes = 0
         self._budget = sampling.after_time(budget, now_s, self._allowance)
         self._peak, self._most_answers = self._peak.with_number(self._most_answers, now_s), 0
-        allowed = sampling.propensity(self._budget, self._allowance) if self._has_room() else 0.0
-        self._propensity = min(allowed, max(1 / max(1, self._peak.value), _LEAST_SHARE * allowed))
+        within_budget = sampling.propensity(self._budget, self._allowance) if self._has_room() else 0.0
+        with_pauses = max(1 / max(1, self._peak.value), _LEAST_SHARE * within_budget)
+        self._propensity = min(within_budget, with_pauses)
         self._propensity_until_s = now_s + _PROPENSITY_S
 
     def _make_place(self, number: int) -> bool:
@@ -206,7 +207,7 @@ class Auditor:
         spending: while a budget is not ample, only answers that test a promise are drawn.
 
     Attributes:
-        propensity: of the next answer.
+        rate: decides the propensity of the next answer.
     """
 
     sender: AuditSender
@@ -217,11 +218,11 @@ class Auditor:
     _: KW_ONLY
     spending: Spending
     certifies: Collection[Contract] = CERTIFIED.certifies
-    propensity: AuditPropensity = field(init=False)
+    rate: AuditRate = field(init=False)
     _for_rollouts: Collection[str] = field(default=(), init=False)
 
     def __post_init__(self, settings: AuditSection) -> None:
-        self.propensity = AuditPropensity(settings, self.clock, self.sender.has_room)
+        self.rate = AuditRate(settings, self.clock, self.sender.has_room)
 
     def audit_for_rollouts(self, bundles: Collection[str]) -> None:
         """Audits these bundles without a certificate too, within the same budget; "" is every bundle."""
@@ -229,7 +230,7 @@ class Auditor:
 
     def adopt(self, settings: AuditSection, certifies: Collection[Contract]) -> None:
         """Applies a new audit budget and policy."""
-        self.propensity.adopt(settings)
+        self.rate.adopt(settings)
         self.certifies = certifies
 
     def observe_decisions(self, request: InferRequest, model: DeviceModel, rows: Sequence[Row]) -> None:
@@ -299,7 +300,7 @@ class Auditor:
             covered: whether the threshold in use covers it.
         """
         size_bytes = _row_bytes(request, model.full_inputs, row.position)
-        draw, propensity = self.propensity.probabilities_of_next(request.source, size_bytes)
+        draw, propensity = self.rate.probabilities_of_next(request.source, size_bytes)
         if self.rng.random() >= draw:
             return
         escalation = escalation_of(
@@ -310,7 +311,7 @@ class Auditor:
         if monitored is not None and covered and raised_threshold(monitored.record.state) is None:
             # It tests the promise.
             sent = replace(sent, audit=_note_of(monitored, propensity), edge_outputs=edge.outputs)
-        self.propensity.charge(request.source, sent.size_bytes)
+        self.rate.charge(request.source, sent.size_bytes)
         self.sender.add(
             Audit(
                 model=model,
@@ -340,7 +341,7 @@ class Auditor:
                 continue
             if monitored.is_auditable(row.score, model.group(row.edge)):  # already drawn, or not, as an audit
                 continue
-            propensity = self.propensity.current()
+            propensity = self.rate.current()
             if self.rng.random() < propensity:
                 compared = Comparison.of(model, row.edge.outputs, row.output.outputs)
                 sample = monitored.sample(self.clock.wall_s(), row.score, compared, propensity, kept=False)

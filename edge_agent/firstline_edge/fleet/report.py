@@ -144,7 +144,7 @@ class FleetReport:
             configuration_name=running.name if running is not None else "",
             configuration_sha256=running.sha256 if running is not None else "",
             braked=self.state.limiter.active_brake is not None,
-            audits_off=self.auditor.propensity.switched_off_by,
+            audits_off=self.auditor.rate.switched_off_by,
             agent_version=VERSION,
             capabilities=capabilities(self.hardware),
             hardware=self.surveyor.catalogue,

@@ -18,7 +18,7 @@ from firstline_core.routing import audit, policy
 from firstline_core.routing.certificate import Histogram
 from firstline_core.tasks.classification import Classification
 from firstline_core.types import PROBABILITIES, ContractNotice, Privacy, Reason, Route, Tier, Wait
-from firstline_edge.audits.auditor import AuditPropensity
+from firstline_edge.audits.auditor import AuditRate
 from firstline_edge.audits.records import CertificateState
 from firstline_edge.audits.samples import read
 from firstline_edge.requests.context import content_digests, result_key
@@ -277,7 +277,7 @@ async def test_the_auditor_keeps_the_budget_of_audits(make_scene: MakeScene) -> 
 
 def test_a_budget_of_audits_holds_over_a_day_of_requests() -> None:
     clock, drawn_at_s = SimulatedClock(), list[float]()
-    propensities = AuditPropensity(AuditSection(per_hour=20, bytes_per_hour=1e9, max_share=1.0, spacing_s=0.0), clock)
+    propensities = AuditRate(AuditSection(per_hour=20, bytes_per_hour=1e9, max_share=1.0, spacing_s=0.0), clock)
     clock._now_s += 600  # the budget fills
     for _ in range(24 * 120):
         clock._now_s += 30
@@ -327,9 +327,9 @@ BURSTS = ((30.0, 2.0), (30.0, 0.1))
 """Seconds, and answers per second: of 21 answers, 20 are from a burst."""
 
 
-def propensity_at(clock: SimulatedClock, **settings: Any) -> AuditPropensity:
+def propensity_at(clock: SimulatedClock, **settings: Any) -> AuditRate:
     """The propensity of audits with a full budget."""
-    propensities = AuditPropensity(msgspec.structs.replace(ALL, **settings), clock)
+    propensities = AuditRate(msgspec.structs.replace(ALL, **settings), clock)
     clock._now_s += 600
     return propensities
 
@@ -387,7 +387,7 @@ def test_rare_bursts_are_audited_in_proportion_to_their_answers() -> None:
     audits = [0, 0]
     for seed in range(4):
         clock, rng = SimulatedClock(), random.Random(seed)
-        propensities = AuditPropensity(msgspec.structs.replace(ALL, spacing_s=60.0), clock)
+        propensities = AuditRate(msgspec.structs.replace(ALL, spacing_s=60.0), clock)
         for cycle in range(60):
             for phase, (answers, every_s) in enumerate(((120, 0.5), (537, 20.0))):
                 for _ in range(answers):
@@ -500,10 +500,10 @@ async def test_audits_for_a_rollout_respect_privacy_and_the_budget(make_scene: M
     await scene.infer(SURE, privacy=Privacy.LOCAL_ONLY)
     for off in ("per_hour", "bytes_per_hour"):
         scene.auditor.adopt(AuditSection(**{off: 0}), ())
-        assert scene.auditor.propensity.switched_off_by == f"audit.{off}"
+        assert scene.auditor.rate.switched_off_by == f"audit.{off}"
         await scene.infer(SURE)
     scene.auditor.adopt(ALL, ())
-    assert scene.auditor.propensity.switched_off_by == ""
+    assert scene.auditor.rate.switched_off_by == ""
     scene.auditor.audit_for_rollouts(("other",))
     await scene.infer(SURE)
     await asyncio.sleep(0)
