@@ -454,6 +454,8 @@ def test_a_model_without_weights_has_no_candidates(tmp_path: Path) -> None:
     text = _run(bundle, "--data", _HELDOUT, "--limit", 100).stdout
     for technique in ("static-int8", "dynamic-int8", "fp16", "int8-weights"):
         assert f"{technique} is not made: 'edge-onnx' has no operator that it takes.\n" in text
+    for one in _json(bundle, "--data", _HELDOUT, "--limit", 100)["candidates"]:
+        assert one["reasons"] == ["'edge-onnx' has no operator that it takes"], one["technique"]
 
 
 @pytest.mark.usefixtures("_few_turns")
