@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from fastapi import APIRouter, FastAPI
+from fastapi import FastAPI
 
 from firstline_core.clock import SYSTEM_CLOCK, Clock
 from firstline_core.errors import ConfigError
@@ -73,8 +73,6 @@ from firstline_gateway.webhooks import webhooks
 from firstline_gateway.webhooks.webhooks import Webhooks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from firstline_core.protocol.grpc.server import GrpcServer
     from firstline_gateway.registry.registry import Registry
     from firstline_gateway.rollouts.full_models import FullModels
@@ -322,33 +320,32 @@ class Gateway:
 
     def control_plane(self) -> FastAPI:
         """Returns the HTTP application for all requests except those for inference."""
-        return create_app((build() for build in self.route_groups()), self.metrics.count_error)
-
-    def route_groups(self) -> tuple[Callable[[], APIRouter], ...]:
-        """Returns a function for each group of routes of `control_plane`, which builds them."""
         access = Access(self.identity, self.fleet.tags, self.audit_log, open_metrics=self.settings.api.open_metrics)
-        return (
-            partial(models.health_routes, self.plane),
-            partial(models.metadata_routes, self.plane, self.repository, access),
-            partial(models.repository_routes, self.plane, access),
-            partial(monitoring.metrics_routes, self.metrics, access),
-            partial(monitoring.monitoring_routes, self._dispatcher, self.store, self.webhooks, self.audit_log, access),
-            partial(contracts.contract_routes, self.contracts, self.repository, access),
-            partial(enrolment.enrolment_routes, self.identity),
-            partial(enrolment.invitation_routes, self.identity.devices, access),
-            partial(jobs.job_routes, self.jobs, self.files, self.identity, access),
-            partial(registry.file_routes, self.registry, access),
-            partial(registry.publication_routes, self.registry, access),
-            partial(registry.catalogue_routes, self.registry, access),
-            partial(registry.alias_routes, self.registry, access),
-            partial(devices.device_routes, self.fleet, self.identity.devices, access),
-            partial(devices.fleet_routes, self.fleet, self.rollouts, access),
-            partial(devices.twin_routes, self.fleet, access),
-            partial(rollouts.rollout_routes, self.rollouts, access),
-            partial(audit_log.audit_log_routes, self.audit_log, self.rollouts, access),
-            partial(audit_log.sign_in_routes, self.audit_log, access),
-            partial(profiles.profile_routes, self.profiles, access),
-            partial(profiles.own_profile_routes, self.profiles, access),
+        return create_app(
+            (
+                models.health_routes(self.plane),
+                models.metadata_routes(self.plane, self.repository, access),
+                models.repository_routes(self.plane, access),
+                monitoring.metrics_routes(self.metrics, access),
+                monitoring.monitoring_routes(self._dispatcher, self.store, self.webhooks, self.audit_log, access),
+                contracts.contract_routes(self.contracts, self.repository, access),
+                enrolment.enrolment_routes(self.identity),
+                enrolment.invitation_routes(self.identity.devices, access),
+                jobs.job_routes(self.jobs, self.files, self.identity, access),
+                registry.file_routes(self.registry, access),
+                registry.publication_routes(self.registry, access),
+                registry.catalogue_routes(self.registry, access),
+                registry.alias_routes(self.registry, access),
+                devices.device_routes(self.fleet, self.identity.devices, access),
+                devices.fleet_routes(self.fleet, self.rollouts, access),
+                devices.twin_routes(self.fleet, access),
+                rollouts.rollout_routes(self.rollouts, access),
+                audit_log.audit_log_routes(self.audit_log, self.rollouts, access),
+                audit_log.sign_in_routes(self.audit_log, access),
+                profiles.profile_routes(self.profiles, access),
+                profiles.own_profile_routes(self.profiles, access),
+            ),
+            self.metrics.count_error,
         )
 
     def http_server(self, limits: ServerLimits) -> HttpServer:

@@ -1,17 +1,15 @@
 """A real gateway on a loopback port, and fakes of its inner interfaces."""
 
 import asyncio
-import re
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 from unittest.mock import patch
 
 import httpx
 import numpy as np
-from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 from support.broker import Broker
 from support.databases import sqlite_store
@@ -30,7 +28,6 @@ from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.storage.artefact import Artefact
 from firstline_core.tasks.classification import Classification
 from firstline_core.types import PROBABILITIES, Array, Arrays, InferRequest, ModelKey, Tensor, row_count
-from firstline_gateway.api.app import create_app
 from firstline_gateway.app import Gateway, open_gateway
 from firstline_gateway.executors.base import Executor, Outcome
 from firstline_gateway.executors.dispatch.dispatcher import Dispatcher
@@ -189,44 +186,20 @@ async def serving_gateway(
 
 
 class _BuiltOnDemand:
-    """The HTTP application of all requests but inference: builds the routes of an address once it is asked.
+    """The HTTP application of all requests but inference, once it is asked: to build it takes a tenth of a second."""
 
-    To build all routes takes a tenth of a second. Those of each gateway have the same addresses.
-    """
-
-    _addresses: ClassVar[list[list[re.Pattern[str]]]] = []
-
-    def __init__(self, gateway: Gateway) -> None:
-        self._gateway = gateway
-        self._built: dict[tuple[int, ...], ASGIApp] = {}
+    def __init__(self, build: Callable[[], ASGIApp]) -> None:
+        self._build = cache(build)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if not self._addresses:
-            self._addresses += [
-                [route.path_regex for route in build().routes if isinstance(route, Route)]
-                for build in self._gateway.route_groups()
-            ]
-        asked = tuple(
-            group
-            for group, addresses in enumerate(self._addresses)
-            if any(address.match(scope["path"]) for address in addresses)
-        )
-        if asked not in self._built:
-            self._built[asked] = self._application(asked)
-        await self._built[asked](scope, receive, send)
-
-    def _application(self, asked: tuple[int, ...]) -> ASGIApp:
-        if not asked:
-            return self._gateway.control_plane()
-        groups = self._gateway.route_groups()
-        return create_app((groups[group]() for group in asked), self._gateway.metrics.count_error)
+        await self._build()(scope, receive, send)
 
 
 @asynccontextmanager
 async def serving(gateway: Gateway, port: int = 0, limits: ServerLimits | None = None) -> AsyncIterator[str]:
     """Serves on a loopback port, 0 for a free one, as the process does, and yields the URL."""
     bound = sockets.bind("127.0.0.1", port)
-    with patch.object(gateway, "control_plane", partial(_BuiltOnDemand, gateway)):
+    with patch.object(gateway, "control_plane", partial(_BuiltOnDemand, gateway.control_plane)):
         running = gateway.http_server(limits or ServerLimits(idle_s=5))
     await gateway.start()
     await running.start([bound])
