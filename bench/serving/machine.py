@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import sysconfig
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -24,11 +25,16 @@ def described() -> dict[str, Any]:
         "kernel": platform.release(),
         "system": _of("/etc/os-release", "PRETTY_NAME", "="),
         "virtual": "hypervisor" in (_of("/proc/cpuinfo", "flags") or ""),
-        "python": platform.python_version(),
+        "python": platform.python_version() + ("" if _is_optimised() else " (built without optimisation)"),
         "client": wrk.version() if wrk.available() else None,
         "packages": {name: found for name in _PACKAGES if (found := _version(name)) is not None},
         "load_per_core": round(os.getloadavg()[0] / (os.cpu_count() or 1), 2),
     }
+
+
+def _is_optimised() -> bool:
+    """Whether Python was built with profile-guided optimisation; it is slower without."""
+    return "--enable-optimizations" in (sysconfig.get_config_var("CONFIG_ARGS") or "")
 
 
 def _of(file: str, name: str, between: str = ":") -> str | None:
