@@ -25,9 +25,12 @@ def test_the_page_about_the_raspberry_pi_is_true(reader: Reader) -> None:
         "systemctl is-active ": "needs the service",
     }
     board = reader.folder / "board"
-    reader.ports = {**reader.ports, "sudo ": "", "/opt/firstline/bin/edge-agent": "edge-agent"} | {
-        folder: f"{board}{folder}" for folder in ("/opt/firstline", "/etc/firstline", "/etc/systemd")
-    }
+    reader.ports = {
+        **reader.ports,
+        "sudo ": "",
+        "-m venv": "-m venv --without-pip",
+        "/opt/firstline/bin/edge-agent": "edge-agent",
+    } | {folder: f"{board}{folder}" for folder in ("/opt/firstline", "/etc/firstline", "/etc/systemd")}
     page = (CHECKOUT / "docs" / "how-to" / "raspberry-pi.md").read_text()
     for command in reader.skipped:
         assert f"$ {command}" in page
