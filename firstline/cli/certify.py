@@ -20,7 +20,7 @@ from firstline_core.telemetry.wording import counted
 if TYPE_CHECKING:  # `command` imports these before a command of this module runs
     from rich.table import Table
 
-    from firstline.cli.promises import caveats, promises_text
+    from firstline.cli.proof_text import caveats, promises_text
     from firstline.client.sync_client import Client
     from firstline.workbench import selection
     from firstline.workbench.bundle import refuse_overwriting
@@ -38,8 +38,8 @@ if TYPE_CHECKING:  # `command` imports these before a command of this module run
         write_certified,
     )
     from firstline.workbench.data.dataset import Dataset, read_groups
+    from firstline.workbench.event_promises import parse_promises, require_event
     from firstline.workbench.evidence import Evidence, gather, gather_from_agent, require_labels
-    from firstline.workbench.promises import parse_promises, require_event
     from firstline.workbench.row_checks import require_independent_rows
     from firstline.workbench.score_table import read_score_table
     from firstline_core.bundle.manifest import Manifest, valid_certificate

@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # `command` imports these before a command of this module run
     from rich.table import Table
 
     from firstline.cli.profile_source import load_profile
-    from firstline.cli.promises import caveats
+    from firstline.cli.proof_text import caveats
     from firstline.cli.work_folder import work_folder
     from firstline.workbench.bundle import refuse_existing, require_writable, write_version
     from firstline.workbench.compress.candidates import Candidate
@@ -41,7 +41,7 @@ if TYPE_CHECKING:  # `command` imports these before a command of this module run
     )
     from firstline.workbench.compress.judge import Figures
     from firstline.workbench.compress.student import Lesson, require_training, start_of
-    from firstline.workbench.promises import parse_promises
+    from firstline.workbench.event_promises import parse_promises
     from firstline_core.bundle.manifest import Manifest
     from firstline_core.bundle.store import Bundle, open_bundle
     from firstline_core.hardware.readings import short

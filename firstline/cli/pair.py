@@ -18,7 +18,7 @@ from firstline_core.errors import ConfigError
 from firstline_core.telemetry.wording import counted
 
 if TYPE_CHECKING:  # `command` imports these before a command of this module runs
-    from firstline.cli.promises import caveats, promises_text
+    from firstline.cli.proof_text import caveats, promises_text
     from firstline.cli.serving import serve
     from firstline.workbench.bundle import refuse_overwriting, require_writable, write_version
     from firstline.workbench.certify import Certification, write_certified

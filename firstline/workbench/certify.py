@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 
 from firstline.workbench.bundle import write_version
 from firstline.workbench.calibrate import has_temperature
-from firstline.workbench.evidence import Evidence
-from firstline.workbench.promises import (
+from firstline.workbench.event_promises import (
     BrokenPromise,
     EventBound,
     Unpromised,
@@ -28,6 +27,7 @@ from firstline.workbench.promises import (
     unpromised,
     usual_answer,
 )
+from firstline.workbench.evidence import Evidence
 from firstline.workbench.quality import require_fitting_labels
 from firstline.workbench.score_table import ScoreTable
 from firstline.workbench.selection import (

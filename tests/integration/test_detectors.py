@@ -10,8 +10,8 @@ from bench.tasks.detection import labelled_boxes, precision, run
 from firstline.workbench.bundle import create_bundle
 from firstline.workbench.certify import Terms, certify_bundle
 from firstline.workbench.data.dataset import open_dataset
+from firstline.workbench.event_promises import EventBound
 from firstline.workbench.evidence import gather
-from firstline.workbench.promises import EventBound
 from firstline.workbench.spec import read_recipe
 from firstline_core.errors import ConfigError
 

@@ -25,8 +25,8 @@ from firstline.workbench.compress.judge import Figures, judge
 from firstline.workbench.compress.student import Lesson
 from firstline.workbench.data.dataset import Dataset
 from firstline.workbench.evaluate import ALL_VARIANTS, Measured, measure
+from firstline.workbench.event_promises import EventBound, require_event
 from firstline.workbench.evidence import evidence_of, require_labels
-from firstline.workbench.promises import EventBound, require_event
 from firstline.workbench.quality import require_fitting_labels
 from firstline.workbench.row_checks import data_rows, require_independent_rows
 from firstline.workbench.selection import BUNDLE

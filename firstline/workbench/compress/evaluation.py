@@ -21,9 +21,9 @@ from firstline.workbench.certify import Certification, ConstantScoreError, Terms
 from firstline.workbench.data.dataset import Dataset
 from firstline.workbench.data.sample import Sample
 from firstline.workbench.evaluate import Measured
+from firstline.workbench.event_promises import EventBound
 from firstline.workbench.evidence import Evidence
 from firstline.workbench.observe import Answers, naming_sample
-from firstline.workbench.promises import EventBound
 from firstline.workbench.quality import quality
 from firstline.workbench.selection import Selection, cluster_keys
 from firstline_core.bundle.loaded_model import LoadedModel

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from firstline.workbench.certify import Certification, Terms, certify_bundle
 from firstline.workbench.evaluate import Measured
+from firstline.workbench.event_promises import EventBound, require_event
 from firstline.workbench.evidence import evidence_of
-from firstline.workbench.promises import EventBound, require_event
 from firstline_core.bundle.store import Bundle
 from firstline_core.tasks.base import MISSED
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from firstline.workbench.bundle import create_bundle
 from firstline.workbench.data.dataset import Dataset
 from firstline.workbench.decodings import Trials, first_score
+from firstline.workbench.event_promises import EventBound, parse_promises
 from firstline.workbench.model_file import ModelFile, read_model_file, with_output_rows
 from firstline.workbench.pairing.agreement import check_agreement
 from firstline.workbench.pairing.labels import Labelled, label, label_files
@@ -23,7 +24,6 @@ from firstline.workbench.pairing.recipe import recipe_text
 from firstline.workbench.pairing.settling import Settler
 from firstline.workbench.pairing.specification import BUNDLE, EDGE, FULL, PairSpec
 from firstline.workbench.pairing.surroundings import look_around, readable_image, why_unknown
-from firstline.workbench.promises import EventBound, parse_promises
 from firstline.workbench.quality import require_fitting_labels
 from firstline.workbench.recognition import recognise
 from firstline.workbench.recognition.reading import Reading

@@ -11,9 +11,9 @@ from PIL import Image
 
 from firstline.workbench.certify import Certification
 from firstline.workbench.evaluate import Evaluation, Measured, figures
+from firstline.workbench.event_promises import BrokenPromise, UsualAnswer
 from firstline.workbench.pairing.pair import ReadPair
 from firstline.workbench.pairing.specification import EDGE, FULL
-from firstline.workbench.promises import BrokenPromise, UsualAnswer
 from firstline.workbench.report_data import disagreements
 from firstline.workbench.sequences import Sequences
 from firstline_core.errors import ConfigError

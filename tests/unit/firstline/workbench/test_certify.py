@@ -16,7 +16,7 @@ from support.cli import in_one_line, json_of, run
 from firstline.cli.certify import groups_text
 from firstline.cli.command import Report, print_report
 from firstline.cli.output import Output
-from firstline.cli.promises import caveats
+from firstline.cli.proof_text import caveats
 from firstline.workbench.certify import (
     GroupsResult,
     Terms,

@@ -17,8 +17,8 @@ from firstline.workbench.certify import Terms
 from firstline.workbench.compress.compression import promise_of
 from firstline.workbench.compress.evaluation import measured_costs, preprocessed_rows, proved
 from firstline.workbench.data.dataset import Dataset, open_dataset
+from firstline.workbench.event_promises import EventBound
 from firstline.workbench.evidence import Evidence
-from firstline.workbench.promises import EventBound
 from firstline.workbench.selection import EdgeRows
 from firstline_core.bundle.loading import load_model
 from firstline_core.bundle.store import Bundle, open_bundle

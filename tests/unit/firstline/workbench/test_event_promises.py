@@ -14,10 +14,9 @@ from support.images import encode
 from support.sample_bundles import detector_bundle, number_bundle
 from support.task_bundles import TASKS
 
-from firstline.cli.promises import promises_text
+from firstline.cli.proof_text import promises_text
 from firstline.workbench.certify import Terms, certify_bundle, certify_classes, with_certificate
-from firstline.workbench.evidence import Evidence
-from firstline.workbench.promises import (
+from firstline.workbench.event_promises import (
     EventBound,
     Unpromised,
     UsualAnswer,
@@ -25,6 +24,7 @@ from firstline.workbench.promises import (
     require_event,
     usual_answer,
 )
+from firstline.workbench.evidence import Evidence
 from firstline.workbench.selection import EdgeRows
 from firstline_core.bundle.manifest import Manifest, Policy, Score, encode_manifest, parse_manifest, valid_certificate
 from firstline_core.bundle.store import Bundle, open_bundle

@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 from firstline.cli.output import percent
 from firstline.workbench.certify import Certification
-from firstline.workbench.promises import BrokenPromise, Unpromised
+from firstline.workbench.event_promises import BrokenPromise, Unpromised
 from firstline_core.routing.certificate import event_promise
 from firstline_core.routing.contracts import EventsResult
 from firstline_core.telemetry.wording import counted
