@@ -249,7 +249,7 @@ class EdgeAgent:
         )
         opened.callback(self.recorder.close)
         reporting = self._fleet_state.reporting if self._fleet_state is not None else None
-        self.outbox = open_outbox(settings, state.outbox_path, clock, reporting)
+        self.outbox = open_outbox(settings, state.outbox_path, clock, reporting, self.recorder.damaged)
         opened.callback(self.outbox.close)
 
     def _open_hardware(self, opened: AsyncExitStack) -> None:

@@ -159,7 +159,7 @@ class Tier(StrEnum):
 class Status(StrEnum):
     FINAL = "final"  # no better answer will follow
     PROVISIONAL = "provisional"  # a correction, or `expired`, will follow under this id
-    EXPIRED = "expired"  # the promised correction did not come in time; the provisional answer remains
+    EXPIRED = "expired"  # no correction will come: too late, refused or its record damaged; this answer stands
 
 
 class Route(StrEnum):

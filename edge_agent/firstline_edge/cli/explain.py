@@ -26,6 +26,7 @@ _STATUSES = {
 }
 
 _CHANGED = {True: ", which answers otherwise", False: ", which answers the same", None: ""}
+_DAMAGED = "The record of the promise was damaged, so no correction will come; the first answer stands."
 _REFUSED = "The gateway refused to correct it; the first answer stands."
 _UNAUTHORIZED = (
     "The full model was to answer, but the gateway refuses this device's token; this device's answer stood in. "
@@ -68,6 +69,8 @@ def _described(line: dict[str, Any]) -> list[str]:
         return sentences + [_attempt(attempt) for attempt in line["attempts"]]
     if line.get("event") == "audited":
         return [f"{time_text}  {_audited(line)}"]
+    if line.get("event") == "damaged":
+        return [f"{time_text}  {_DAMAGED}"]
     digest = f", model {line['model_digest'][:12]}" if line["model_digest"] else ""
     source = _TIERS[line["tier"]] + digest
     if line.get("event") == "corrected":

@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Annotated
 
 import msgspec
@@ -31,10 +31,7 @@ from firstline_core.storage.seals import DECODING_ERRORS, Seal
 from firstline_core.types import InferRequest, InferResponse, ModelVersion, Reason, Status, Tier
 
 # The agent reads back what it accepted and wrote, whatever limits are set by then.
-_ANY = 1 << 62
-_NO_LIMITS = Limits(
-    body_bytes=_ANY, json_bytes=_ANY, elements=_ANY, byte_elements=_ANY, rows=_ANY, tensors=_ANY, id_chars=_ANY
-)
+_NO_LIMITS = Limits(**{field.name: 1 << 62 for field in fields(Limits)})
 
 ITEM_OVERHEAD_BYTES = 512
 """Estimated size of a promise's other columns and its share of the indexes."""

@@ -65,6 +65,9 @@ _STORED = 64
 Completion = asyncio.Future[InferResponse | None]
 """The final or expired answer of a promise, or None if the promise ended without any."""
 
+OnDamage = Callable[[str, str, str], None]
+"""Receives the request id, the model's name and its version."""
+
 
 class PromiseWaiters:
     """The promises that callers wait for. A caller that comes later reads the answer from the outbox instead."""
@@ -112,6 +115,7 @@ class Outbox:
         path: of the database; its folder is made private. One process at a time: `state.py` holds the lock.
         limits: how much is stored, and how long.
         announcing: returns the receivers to which answers are announced now.
+        on_damage: receives each promise that ended because its record is damaged.
         seal: returns what closes the bodies, and opens them again; raises CapacityError without its key.
         clock: for ages, and says when to try again.
         writer: makes the group-commit writer.
@@ -129,6 +133,7 @@ class Outbox:
     limits: OutboxSection = _DEFAULTS
     _: KW_ONLY
     announcing: Callable[[], Collection[Receiver]] = tuple
+    on_damage: OnDamage = lambda _request_id, _model, _version: None
     seal: Callable[[], Seal] = Seal
     clock: Clock = SYSTEM_CLOCK
     writer: database.MakeWriter = database.make_writer
@@ -485,6 +490,7 @@ class Outbox:
             self.waiters.notify(request_id, None)
         else:
             await self.finish(request_id, expire(provisional))
+        self.on_damage(request_id, stored.model, stored.version)
 
     def _report_damage(self, event: str, request_id: str, error: FirstlineError) -> None:
         log.error(event, request_id=request_id, why=error.message)
@@ -543,7 +549,9 @@ class Outbox:
             event.set()
 
 
-def open_outbox(settings: EdgeSettings, path: Path, clock: Clock, reporting: asyncio.Event | None) -> Outbox:
+def open_outbox(
+    settings: EdgeSettings, path: Path, clock: Clock, reporting: asyncio.Event | None, on_damage: OnDamage
+) -> Outbox:
     """Returns the outbox of a device.
 
     Args:
@@ -551,6 +559,7 @@ def open_outbox(settings: EdgeSettings, path: Path, clock: Clock, reporting: asy
         path: of the database.
         clock: for ages.
         reporting: set while answers are reported to the fleet; None for a device without a fleet.
+        on_damage: see `Outbox`.
 
     Raises:
         ConfigError: a newer version wrote it.
@@ -562,7 +571,12 @@ def open_outbox(settings: EdgeSettings, path: Path, clock: Clock, reporting: asy
         return has_broker * [Receiver.APPLICATIONS] + is_reporting * [Receiver.FLEET]
 
     return Outbox(
-        path, settings.outbox, announcing=announcing, seal=partial(open_seal, settings.encryption), clock=clock
+        path,
+        settings.outbox,
+        announcing=announcing,
+        on_damage=on_damage,
+        seal=partial(open_seal, settings.encryption),
+        clock=clock,
     )
 
 

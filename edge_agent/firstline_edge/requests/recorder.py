@@ -242,6 +242,11 @@ class Recorder:
             log.info("corrected", request_id=answer.request_id, model=response.model, changed=answer.changed, **traced)
         self._add(about(response, wall_s=self.clock.wall_s()) | {"event": "corrected"} | reason | traced)
 
+    def damaged(self, request_id: str, model: str, version: str) -> None:
+        """Records the end of a promise whose record in the outbox is damaged."""
+        facts = {"request_id": request_id, "model": model, "version": version}
+        self._add({"at": self.clock.wall_s(), "event": "damaged", **facts})
+
     def drawn(self) -> None:
         """Counts an edge answer that was drawn for an audit."""
         self._audits.labels("drawn").inc()

@@ -8,6 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import numpy as np
 import pytest
 from msgspec import structs
 from support.escalations import request, response
@@ -16,7 +17,7 @@ from firstline_core.clock import SimulatedClock
 from firstline_core.errors import CapacityError, ConfigError, QueueFullError, RequestError, UnknownAnswerError
 from firstline_core.ids import new_request_id
 from firstline_core.telemetry.trace import received
-from firstline_core.types import Attempt, InferRequest, Privacy, Status, Tier
+from firstline_core.types import Attempt, InferRequest, Privacy, Status, Tensor, Tier
 from firstline_core.units import DAY_S
 from firstline_edge.outbox import database
 from firstline_edge.outbox.database import _SCHEMA, APPLICATION, FORMAT, PAGE_BYTES, Receiver
@@ -609,6 +610,26 @@ async def test_an_unreadable_promise_ends_and_blocks_no_other(outbox: Outbox) ->
         assert (await outbox.answer(lost.request.request_id, "local")).answer.status is Status.EXPIRED
     with pytest.raises(UnknownAnswerError):
         await outbox.answer(both_lost.request.request_id, "local")
+
+
+async def test_the_end_of_a_damaged_promise_is_reported(path: Path, clock: SimulatedClock) -> None:
+    ended: list[tuple[str, ...]] = []
+    outbox = Outbox(path, on_damage=lambda *facts: ended.append(facts), clock=clock)
+    request_lost, both_lost, _good = await put_new(outbox, 3)
+    outbox._database.connection.execute("UPDATE items SET request = x'00' WHERE sequence < 3")
+    outbox._database.connection.execute("UPDATE items SET provisional = x'00' WHERE sequence = 2")
+    await outbox.pending(9)
+    outbox.close()
+    assert ended == [(lost.request.request_id, "digits", "1") for lost in (request_lost, both_lost)]
+
+
+async def test_a_stored_request_may_have_many_dimensions(outbox: Outbox) -> None:
+    deep = Tensor("x", np.zeros((1,) * 30, np.float32))
+    promise = item(structs.replace(request(1), inputs=(deep,)))
+    promise = replace(promise, rows=(0,), provisional=structs.replace(promise.provisional, outputs=(deep,)))
+    await outbox.put(promise)
+    (found,) = await outbox.pending(1)
+    assert found.request.inputs[0].shape == found.provisional.outputs[0].shape == (1,) * 30
 
 
 @pytest.mark.parametrize("column", ["request", "provisional", "principal"])

@@ -9,6 +9,7 @@ from firstline_core.telemetry.decisions import find
 from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_core.telemetry.trace import received
 from firstline_core.types import Reason, Status
+from firstline_edge.cli.explain import describe
 from firstline_edge.requests.context import ModelOutput, Row
 from firstline_edge.requests.recorder import Recorder
 
@@ -69,3 +70,13 @@ async def test_the_end_of_a_correction_is_one_line(tmp_path: Path) -> None:
     assert "cause" not in first and ended["cause"] == "Other bundle."
     assert (first["changed"], ended["changed"]) == (True, None)
     assert (first.get("trace_id"), ended["trace_id"]) == (None, trace.trace_id)
+
+
+async def test_explain_states_the_end_of_a_damaged_promise(tmp_path: Path) -> None:
+    path = tmp_path / "decisions.jsonl"
+    recorder = recorder_to(path)
+    recorder.damaged("an-id", "digits", "1")
+    recorder.close()
+    (line,) = find(path, "an-id")
+    (sentence,) = describe(line)
+    assert "damaged, so no correction will come" in sentence
