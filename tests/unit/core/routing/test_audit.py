@@ -38,6 +38,49 @@ def test_the_recursion_equals_the_mixture_over_starts() -> None:
     )
 
 
+@pytest.mark.parametrize("epsilon", [0.01, 0.05, 0.4])
+def test_each_bet_is_the_best_for_its_odds(epsilon: float) -> None:
+    """Kelly 1956: against an error of probability q, the best bet is (q - epsilon) / (epsilon * (1 - epsilon))."""
+    for bet, times in zip(begin(epsilon).bets, (1.5, 2, 3, 5, 12), strict=True):
+        odds = times * epsilon / (1 - epsilon)
+        wrong = odds / (1 + odds)
+        assert bet == pytest.approx((wrong - epsilon) / (epsilon * (1 - epsilon)))
+
+
+def test_the_evidence_after_one_error_by_hand() -> None:
+    """Half of the wealth waits, and half is bet: bets of (odds - 1) / (1 + 0.05 * (odds - 1)) win 0.95 times each."""
+    bets = [0.5 / 1.025, 1 / 1.05, 2 / 1.1, 4 / 1.2, 11 / 1.55]
+    expected = 0.5 + 0.5 * (1 + 0.95 * sum(bets) / 5)
+    state = _after([1.0])
+    assert e_value(state) == state.peak == pytest.approx(expected)
+    assert e_value(_after([0.0])) == pytest.approx(0.5 + 0.5 * (1 - 0.05 * sum(bets) / 5))
+
+
+def test_an_alarm_needs_evidence_of_one_over_its_level() -> None:
+    state = begin(0.05)
+    assert alarm(replace(state, peak=20.0), 0.05) and alarm(replace(state, peak=4.0), 0.25)
+    assert not alarm(replace(state, peak=19.99), 0.05)
+
+
+@pytest.mark.parametrize("level", [0.05, 0.001])
+@pytest.mark.parametrize("epsilon", [0.01, 0.05, 0.3])
+def test_audits_to_alarm_are_the_fewest_whose_growth_suffices(epsilon: float, level: float) -> None:
+    """The odds of an error are doubled; one of five players owns a tenth. 1.645 is the normal 95 % quantile."""
+    wrong = 2 * epsilon / (1 + epsilon)
+
+    def least_growth(number: int) -> float:
+        found = []
+        for bet in begin(epsilon).bets:
+            won, lost = np.log(1 + bet * (1 - epsilon)), np.log(1 - bet * epsilon)
+            mean = wrong * won + (1 - wrong) * lost
+            variance = wrong * (won - mean) ** 2 + (1 - wrong) * (lost - mean) ** 2
+            found.append(number * mean - 1.645 * np.sqrt(number * variance))
+        return max(found)
+
+    needed = audits_to_alarm(begin(epsilon), level)
+    assert least_growth(needed - 1) < np.log(10 / level) <= least_growth(needed)
+
+
 def test_agreement_never_alarms_and_disagreement_soon_does() -> None:
     assert _after([0.0] * 5000).peak == 1
     assert alarm(_after([1.0] * 4), 0.05)
@@ -67,6 +110,8 @@ def test_the_wealth_is_bounded() -> None:
     "invalid",
     [
         replace(begin(0.05), epsilon=1.5),
+        replace(begin(0.05), epsilon=0.0),
+        replace(begin(0.05), epsilon=1.0, bets=(0.5,) * 5),
         replace(begin(0.05), wealth=(0.0,)),
         replace(begin(0.05), wealth=(), bets=()),
         replace(begin(0.05), bets=(1.0, 2.0, 3.0, 4.0, 20.0)),

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from firstline_core.errors import ConfigError
+from firstline_core.routing.bounds import betting, clopper_pearson, hoeffding_bentkus, upper_bound
 from firstline_core.routing.certification import (
     FEWEST_ROWS,
     CertificationResult,
@@ -56,6 +57,64 @@ def test_a_start_at_a_rank_is_no_threshold() -> None:
     assert certify(scores, np.r_[np.zeros(61), np.ones(239)], 0.05, 0.05).kept == 61 / 300
 
 
+def test_a_start_at_a_rank_has_its_share_of_delta() -> None:
+    """The first test is of 60 rows without error, which have a p-value of 0.95 ** 60 = 0.0461, at 0.94 of delta."""
+    scores, losses = np.linspace(1, 0.1, 300), np.r_[np.zeros(61), np.ones(239)]
+    assert 0.94 * 0.048 < 0.95**60 < 0.94 * 0.05
+    assert not certify(scores, losses, 0.05, 0.048).certified
+    found = certify(scores, losses, 0.05, 0.05)
+    assert found.risk_upper == pytest.approx(1 - (0.94 * 0.05) ** (1 / 61))
+    assert found.threshold == round((scores[60] + scores[61]) / 2, 6)
+
+
+def test_a_start_at_all_rows_is_a_threshold() -> None:
+    found = certify(np.linspace(1, 0.1, 60), np.zeros(60), 0.05, 0.05)
+    assert (found.certified, found.threshold, found.kept) == (True, 0.1, 1)
+    assert certify([0.5], [0], 0.05, 0.05) == CertificationResult(False, None, 0.0, None, 1, 58)
+
+
+def test_every_score_below_a_start_is_tested() -> None:
+    """After 101 rows all are lost: at half of delta, 102 rows with one error pass, and 103 with two do not."""
+    scores, losses = np.linspace(1, 0, 201), np.r_[np.zeros(101), np.ones(100)]
+    starts = [Start(0.7, 0.5), Start(0.4, 0.5)]
+    for named in (starts, starts[::-1]):
+        found = certify(scores, losses, 0.05, 0.1, starts=named)
+        assert found.kept == 102 / 201
+        assert found.risk_upper == pytest.approx(clopper_pearson(1, 102, 0.05))
+
+
+def test_few_graded_rows_are_tested_by_betting() -> None:
+    losses = np.full(200, 0.02)
+    found = certify(np.ones(200), losses, 0.05, 0.05)
+    assert found.risk_upper == pytest.approx(upper_bound(lambda mean: betting(losses, mean), 0.05))
+    assert found.risk_upper < 0.05 < upper_bound(lambda mean: float(hoeffding_bentkus(4, 200, mean)), 0.05)
+
+
+def test_many_graded_rows_are_tested_by_hoeffding_and_bentkus() -> None:
+    found = certify(np.ones(6000), np.full(6000, 0.02), 0.05, 0.05)
+    expected = upper_bound(lambda mean: float(hoeffding_bentkus(120, 6000, mean)), 0.05)
+    assert found.risk_upper == pytest.approx(expected)
+
+
+def test_a_single_graded_loss_excludes_the_exact_test() -> None:
+    """The sum of 4.851 would have a binomial tail of 0.44, below delta; betting shows nothing."""
+    assert not certify(np.ones(100), np.r_[0, np.full(99, 0.049)], 0.05, 0.5).certified
+
+
+def test_the_upper_bound_is_that_of_all_errors() -> None:
+    found = certify(np.ones(300), np.r_[np.ones(3), np.zeros(297)], 0.05, 0.05)
+    assert found.risk_upper == pytest.approx(clopper_pearson(3, 300, 0.05))
+
+
+def test_the_start_with_the_fewest_missing_rows_is_named() -> None:
+    """Half of delta needs 72 rows without error: one start has 10, the other 50. A part of a loss counts as one."""
+    scores = np.repeat([0.9, 0.5], [10, 40])
+    starts = [Start(0.9, 0.5), Start(0.5, 0.5)]
+    assert certify(scores, np.zeros(50), 0.05, 0.05, starts=starts).n_needed == 72 - 50
+    one_lost = certify(np.ones(10), np.full(10, 0.05), 0.1, 0.1).n_needed
+    assert one_lost == certify(np.ones(10), np.r_[1, np.zeros(9)], 0.1, 0.1).n_needed == 38 - 10
+
+
 def test_a_start_within_a_tie_includes_surer_rows() -> None:
     """5 errors in the 50 surest rows, none in the 200 that tie: the first test is of 60 rows, not of all 250."""
     scores = np.repeat([1.0, 0.5, 0.1], [50, 200, 50])
@@ -97,6 +156,8 @@ def test_the_threshold_lies_between_two_scores() -> None:
     assert between(None, 0.75) == 0.75
     assert between(1.0, np.nextafter(1.0, 2)) == np.nextafter(1.0, 2)
     assert between(-1e308, 1e308) == 0
+    assert between(0.0, 1 / 3) == 0.166667
+    assert between(0.1, 0.1 + 1e-8) == pytest.approx(0.1 + 5e-9, abs=1e-12)
 
 
 @pytest.mark.parametrize("n", [300, 6000])
@@ -114,6 +175,7 @@ def test_losses_between_0_and_1(n: int) -> None:
     [
         ([1.0], [0, 0], 0.1, 0.1, "one each a row"),
         ([1.0], [2], 0.1, 0.1, "loss of row 0 is 2"),
+        ([1.0, 0.5], [0, 2], 0.1, 0.1, "loss of row 1 is 2"),
         ([1.0], [np.nan], 0.1, 0.1, "loss of row 0"),
         ([1.0], [0], 0, 0.1, "epsilon is 0"),
         ([1.0], [0], 0.1, 1, "delta is 1"),

@@ -1,13 +1,26 @@
+import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from firstline_core.errors import ConfigError
-from firstline_core.routing.bounds import betting
-from firstline_core.routing.certification import Start, certify, split, start_shares, starts_at
+from firstline_core.routing.bounds import betting, upper_bound
+from firstline_core.routing.certification import (
+    CertificationResult,
+    Start,
+    between,
+    certify,
+    split,
+    start_shares,
+    starts_at,
+    uncertified,
+)
 from firstline_core.routing.contracts import (
+    EventResult,
     EventRows,
+    EventsResult,
     certify_events,
     certify_groups,
     certify_stream,
@@ -60,10 +73,45 @@ def test_an_edge_that_is_as_good_keeps_all() -> None:
 
 
 def test_too_few_rows_certify_no_stream() -> None:
-    assert not certify_stream([0.5, 0.6], [0, 0], 0.05, 0.05).certified
-    assert not certify_stream([], [], 0.05, 0.05).certified
+    """78 rows of half a loss show a mean of at most 0.525: (1 + 0.75 * 0.025 / 0.475) ** 78 is 20.5."""
+    for scores in ([], [np.nan], [0.5, 0.6]):
+        found = certify_stream(scores, np.zeros(len(scores)), 0.05, 0.05)
+        assert found == uncertified(len(scores), 78 - len(scores))
+    assert certify_stream(np.ones(90), np.zeros(90), 0.02, 0.05, grid=[np.nan]) == uncertified(90, 108)
     with pytest.raises(ConfigError, match="from -1 to 1"):
         certify_stream([0.5], [1.5], 0.05, 0.05)
+
+
+def test_the_stream_is_proved_at_exactly_its_delta() -> None:
+    p_value = betting(np.full(90, 0.5), 0.525)
+    assert certify_stream(np.ones(90), np.zeros(90), 0.05, p_value * 1.001).certified
+    assert not certify_stream(np.ones(90), np.zeros(90), 0.05, p_value * 0.95).certified
+
+
+def test_a_grid_places_a_hundred_thresholds() -> None:
+    """Reference: one by one from where nothing is kept, until the first that is not shown."""
+    random = np.random.default_rng(7)
+    scores, grid = random.random(1500), random.random(250)
+    net = np.where(scores < 0.4, random.random(1500) < 0.5, 0).astype(int)
+    order = np.random.default_rng(0).permutation(1500)
+    descending, certified = np.sort(grid)[::-1], np.inf
+    for percent in range(1, 101):
+        threshold = descending[math.ceil(percent * 250 / 100) - 1]
+        if betting((1 + net[order] * (scores[order] >= threshold)) / 2, 1.08 / 2) > 0.1:
+            break
+        certified = threshold
+    found = certify_stream(scores, net, 0.08, 0.1, grid=grid)
+    assert found.kept == (scores >= certified).mean()
+
+
+def test_many_rows_give_up_500_as_the_grid() -> None:
+    random = np.random.default_rng(5)
+    scores = random.random(6000)
+    net = np.where(scores < 0.4, random.random(6000) < 0.5, 0).astype(int)
+    part, rest = split(6000, 1 / 12, 2)
+    found = certify_stream(scores, net, 0.08, 0.1, seed=2)
+    assert (found.n, found.certified) == (5500, True)
+    assert found == certify_stream(scores[rest], net[rest], 0.08, 0.1, seed=2, grid=scores[part])
 
 
 def test_graded_net_losses_are_bounded_by_their_mean() -> None:
@@ -82,6 +130,10 @@ def test_groups_share_delta() -> None:
     found = certify_groups(scores, losses, groups, 0.05, 0.1)
     assert found["cat"] == certify(scores[1::2], losses[1::2], 0.05, 0.05)
     assert set(found) == {"cat", "dog"}
+    starts = (Start(0.9, 0.5), Start(0.5, 0.5))
+    placed = certify_groups(scores, losses, groups, 0.05, 0.1, starts={"cat": starts})
+    assert placed["cat"] == certify(scores[1::2], losses[1::2], 0.05, 0.05, starts=starts)
+    assert placed["dog"] == found["dog"]
     with pytest.raises(ConfigError, match="2000 scores, but 1 groups"):
         certify_groups(scores, losses, ["cat"], 0.05, 0.1)
 
@@ -103,7 +155,12 @@ def test_every_score_is_a_threshold_of_the_stream() -> None:
         if betting((1 + net[order] * (scores[order] >= threshold)) / 2, 1.08 / 2) > 0.1:
             break
         certified = threshold
-    assert found.kept == (scores >= certified).mean()
+    losses = (1 + net[order] * (scores[order] >= certified)) / 2
+    upper = 2 * upper_bound(lambda mean: betting(losses, mean), 0.1) - 1
+    threshold = between(float(scores[scores < certified].max()), float(certified))
+    kept = (scores >= certified).mean()
+    assert found == CertificationResult(True, threshold, kept, pytest.approx(upper), 350, 0)
+    assert 0 < upper < 0.08
     assert round(found.kept * 350) % 7 not in (0, 4)  # not where a hundredth more would end
 
 
@@ -123,6 +180,22 @@ def test_equal_weights_have_no_effect() -> None:
     starts = starts_at(scores[part], start_shares(len(rest)))
     plain = certify(scores[rest], losses[rest], 0.05, 0.1, starts=starts, seed=3)
     assert certify_weighted(scores, losses, np.full(1000, 7.0), 0.05, 0.1, select_fraction=0.2, seed=3) == plain
+
+
+def test_weighted_losses_by_hand() -> None:
+    """A row of weight w, of at most 1, has the loss epsilon + w * (loss - epsilon); equal weights leave the losses."""
+    scores, losses = np.linspace(1, 0.1, 400), (np.arange(400) % 50 == 49).astype(float)
+    weights = np.where(np.arange(400) % 2, 8.0, 2.0)
+    tested = 0.1 + np.where(np.arange(400) % 2, 1, 0.25) * (losses - 0.1)
+    plain = certify(scores, tested, 0.1, 0.05)
+    found = certify_weighted(scores, losses, weights, 0.1, 0.05)
+    kept = weights[scores >= plain.threshold].sum() / weights.sum()
+    assert found == replace(plain, kept=pytest.approx(kept)) and found.certified
+    event = certify_events({"a": EventRows(scores, losses, 0.1, 0.05, weights)}, starts=[Start(0.5, 1.0)])
+    alone = certify(scores, tested, 0.1, 0.05, starts=[Start(0.5, 1.0)])
+    assert (event.threshold, event.risk_upper) == (alone.threshold, alone.risk_upper)
+    ties = certify_weighted(np.ones(400), np.zeros(400), weights, 0.1, 0.05)
+    assert (ties.threshold, ties.kept) == (1, 1)
 
 
 def test_oversampled_rows_are_weighted_down() -> None:
@@ -202,9 +275,24 @@ def test_each_event_is_proved_at_its_own_delta() -> None:
     short, almost, enough = (certify_events({"likely": likely, "sure": one}, starts=[Start(0.0, 1.0)]) for one in sure)
     assert (short.certified, short.n_needed) == (False, 30)
     assert (almost.certified, almost.n_needed) == (False, 1)
-    assert enough.certified
+    assert short == EventsResult(
+        False, None, 0.0, None, 460, 30,
+        {"likely": EventResult(0.05, 0.1, 400, 0.0, None, 0), "sure": EventResult(0.05, 0.01, 60, 0.0, None, 30)},
+    )  # fmt: skip
+    assert (enough.certified, enough.n, enough.kept, enough.n_needed) == (True, 490, 1, 0)
+    assert [(one.n, one.kept, one.n_needed) for one in enough.events.values()] == [(400, 1, 0), (90, 1, 0)]
     assert enough.events["likely"].risk_upper == pytest.approx(1 - 0.1 ** (1 / 400))
     assert enough.events["sure"].risk_upper == pytest.approx(1 - 0.01 ** (1 / 90))
+
+
+def test_a_threshold_of_events_keeps_only_tested_rows_of_each() -> None:
+    """After 100 rows each, event "a" has its next row at 0.4 and event "b" at 0.2; those rows are lost."""
+    losses = np.repeat([0, 1], [100, 50])
+    events = {
+        name: EventRows(np.repeat([0.5, low], [100, 50]), losses, 0.05, 0.05) for name, low in (("a", 0.4), ("b", 0.2))
+    }
+    found = certify_events(events, starts=[Start(0.5, 1.0)])
+    assert (found.threshold, found.kept, found.n) == (0.45, 200 / 300, 300)
 
 
 def test_too_few_rows_of_one_event_certify_nothing() -> None:
@@ -241,4 +329,5 @@ def test_events_start_where_each_of_them_has_enough_rows() -> None:
     assert [start.threshold for start in event_starts([np.arange(100.0)] * 2, [1000, 1000], bounds)] == [95, 80, 50, 0]
     assert event_starts([np.arange(100.0)] * 2, [1000, 1000], [(0.1, 0.1), (0.01, 0.1)])[0].threshold == 59
     assert event_starts([[], np.arange(10.0)], [3, 90], bounds)[0].threshold == 0
+    assert event_starts([[], np.arange(10.0) + 5, np.arange(10.0)], [3, 90, 90], [bounds[0]] * 3)[0].threshold == 0
     assert event_starts([[], []], [3, 4], bounds) == ()

@@ -1,3 +1,4 @@
+import math
 import random
 
 import pytest
@@ -5,13 +6,16 @@ import pytest
 from firstline_core.routing.audit import alarm, begin, update
 from firstline_core.routing.sampling import (
     HORIZON_S,
+    NO_PEAK,
     Allowance,
     AuditBudget,
+    Peak,
     add_answers,
     after_time,
     charge,
     propensity,
     refill,
+    spaced_probabilities,
 )
 
 HOUR = 3600
@@ -76,6 +80,60 @@ def test_a_propensity_does_not_depend_on_its_answer() -> None:
     assert before == 1
     assert propensity(charge(budget, 10_000_000), allowance) == 0  # a debt, which later answers wait for
     assert propensity(add_answers(budget, 1, 10_000_000), allowance) < before
+
+
+def test_time_fills_the_buckets_and_fades_the_traffic() -> None:
+    """Three quarters of the allowance an hour; the traffic fades by e within ten minutes."""
+    allowance = Allowance(per_hour=80, bytes_per_hour=8000, max_share=1)
+    budget = after_time(AuditBudget(100.0, 50.0, 900.0, 2.0, -100.0), 700.0, allowance)
+    fade = math.exp(-1)
+    assert budget == (700.0, pytest.approx(50 * fade), pytest.approx(900 * fade), 12.0, 900.0)
+    assert after_time(budget, 1e6, allowance)[3:] == (20.0, 2000.0)
+
+
+@pytest.mark.parametrize(
+    ("rows", "size_bytes", "audits", "audit_bytes", "expected"),
+    [
+        (10, 1000, 9, 900, 0.5),  # the largest share
+        (100, 1000, 9, 900, 0.09),  # 9 audits for the traffic of 100 rows
+        (100, 1000, 90, 200, 0.2),  # 200 bytes for that of 1000
+        (100, 1000, 9, 20, 0.02),
+        (100, 1000, 30, 900, 0.3),
+        (0, 0, 1, 1, 0.5),
+        (100, 1000, 0.5, 900, 0.005),
+        (100, 1000, 9, 0.5, 0.0005),
+        (100, 1000, 0, 900, 0),
+        (100, 1000, 9, 0, 0),
+    ],
+)
+def test_a_propensity_by_hand(
+    rows: float, size_bytes: float, audits: float, audit_bytes: float, expected: float
+) -> None:
+    budget = AuditBudget(0.0, rows, size_bytes, audits, audit_bytes)
+    assert propensity(budget, Allowance(1, 1, 0.5)) == pytest.approx(expected)
+
+
+def test_a_peak_is_that_of_this_day_and_the_one_before() -> None:
+    assert NO_PEAK.value == 0
+    first = NO_PEAK.with_number(3, 100.0)
+    assert (first, first.value) == (Peak(0, 3, 0), 3)
+    assert first.with_number(2, 200.0) == first == first.with_number(3, 200.0)
+    assert first.with_number(5, 86_399.0) == Peak(0, 5, 0)
+    second = first.with_number(1, 86_400.0)
+    assert (second, second.value) == (Peak(1, 1, 3), 3)
+    assert second.with_number(2, 100_000.0) == Peak(1, 2, 3)
+    assert second.with_number(1, 3 * 86_400.0) == Peak(3, 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("target", "taken", "expected"),
+    [(0.25, 0.0, (0.25, 0.25)), (0.25, 0.5, (0.5, 0.25)), (0.5, 0.5, (1, 0.5)), (0.5, 0.75, (1, 0.25)), (1, 1, (0, 0))],
+)
+def test_a_drawn_answer_has_its_propensity(target: float, taken: float, expected: tuple[float, float]) -> None:
+    """The source pauses with the probability `taken`; otherwise the answer is drawn with the first number."""
+    found = spaced_probabilities(target, taken)
+    assert found == expected
+    assert (1 - taken) * found[0] == found[1]
 
 
 def test_a_small_allowance_still_saves_up_for_one() -> None:

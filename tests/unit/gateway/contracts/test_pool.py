@@ -34,13 +34,13 @@ def after(served: ServedModel, losses: list[float], **note: object) -> AuditPool
 
 
 def test_a_pool_is_the_test_of_all_audits_in_their_order(served: ServedModel) -> None:
-    losses = [0.0, 1.0, 0.0, 1.0]
+    losses = [0.0, 1.0, 0.0, 1.0, 0.0]
     state = audit.begin(EPSILON)
     for loss in losses:
         state = audit.update(state, loss)
     pool = after(served, losses, propensity=0.5)
     assert pool.state == state
-    assert (pool.disagreements, pool.risk, pool.first_s, pool.last_s) == (2, 0.5, 10.0, 14.0)
+    assert (pool.disagreements, pool.risk, pool.first_s, pool.last_s) == (2, 0.4, 10.0, 15.0)
 
 
 def test_the_propensity_of_a_device_does_not_weigh_its_audits(served: ServedModel) -> None:
@@ -73,6 +73,33 @@ def test_many_audits_of_one_device_leave_the_chance_of_the_others() -> None:
         pool, _ = with_recent(pool, "liar", f"scene {number % 3}", 10.0, service_s=number / 100, draw=0.0)
     assert len(pool.recent) == 3
     assert with_recent(pool, "cam", "gate", 10.0, service_s=10.0, draw=0.999)[1]
+
+
+def test_devices_of_a_scene_share_its_chance_to_count() -> None:
+    """Once two devices have shared the scene, either counts with one half: the second if the first did not."""
+
+    def after(pool: AuditPool, device: str, service_s: float, draw: float) -> tuple[AuditPool, bool]:
+        return with_recent(pool, device, "gate", 10.0, service_s=service_s, draw=draw)
+
+    pool, alone = after(new_pool(KEY, 0), "a", 0.0, 0.999)
+    pool, second = after(pool, "b", 1.0, 0.0)
+    assert (alone, second) == (True, False)
+    first_counts, counts = after(pool, "a", 20.0, 0.499)
+    assert counts and not after(first_counts, "b", 21.0, 0.0)[1]
+    neither, counts = after(pool, "a", 20.0, 0.5)
+    assert not counts and after(neither, "b", 21.0, 0.999)[1]
+    assert [each.propensity for each in neither.recent] == [0.5]
+    assert not after(neither, "a", 29.9, 0.0)[1]
+
+
+def test_without_a_spacing_every_audit_counts() -> None:
+    pool = new_pool(KEY, 0)
+    assert with_recent(pool, "cam", "gate", 0.0, service_s=1.0, draw=0.999) == (pool, True)
+
+
+def test_one_promise_has_all_of_delta() -> None:
+    assert new_pool(KEY, 0).level(0.05) == 0.05
+    assert new_pool(KEY, 0, promises=2).level(0.05) == 0.025
 
 
 def test_a_pool_remembers_a_bounded_number_of_audits() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from firstline_core.fleet.telemetry import ModelCounts, Telemetry
 from firstline_gateway.fleet.totals import Totals, added
-from firstline_gateway.rollouts.judgement.figures import ALL, FIGURES, between, compared
+from firstline_gateway.rollouts.judgement.figures import ALL, FIGURES, Period, Weighted, between, classes_of, compared
 
 SHAPE = np.array([5, 20, 50, 20, 5])
 
@@ -53,6 +53,30 @@ def test_escalations_and_latency_are_those_of_the_period() -> None:
     assert FIGURES["escalations"](period) == {ALL: (0.1, 100 / 150)}
     p95_ms = 2 * 2.5**0.95  # between 2 and 5 ms
     assert FIGURES["latency"](period) == {ALL: (pytest.approx(math.log(p95_ms)), 100 / 150)}
+
+
+def test_crashes_are_a_rate_per_day() -> None:
+    """Half of a day has the weight 12 / (12 + 24); more than 24 a day count as 24."""
+    assert FIGURES["crashes"](Period(ModelCounts("m", 1), 12.0, 3)) == {ALL: (6.0, pytest.approx(1 / 3))}
+    assert FIGURES["crashes"](Period(ModelCounts("m", 1), 12.0, 13)) == {ALL: (24.0, pytest.approx(1 / 3))}
+    assert FIGURES["crashes"](Period(ModelCounts("m", 1), 0.0, 3)) == {}
+    assert FIGURES["crashes"](Period(ModelCounts("m", 1), 0.5, 0)) == {ALL: (0.0, pytest.approx(1 / 49))}
+
+
+def test_alarms_and_drift_have_full_weight() -> None:
+    alarmed = ModelCounts("m", 1, alarm=True)
+    assert FIGURES["alarms"](Period(alarmed, 0.5)) == {ALL: (1.0, 1.0)}
+    assert FIGURES["alarms"](Period(msgspec.structs.replace(alarmed, rows=1), 0.0)) == {ALL: (1.0, 1.0)}
+    assert FIGURES["alarms"](Period(alarmed, 0.0)) == {}
+    assert FIGURES["drift"](Period(alarmed, 1.0, stability_index=0.3)) == {ALL: (0.3, 1.0)}
+
+
+def test_the_classes_with_most_weight_come_first() -> None:
+    """The class of all devices that report none is not a class, unless there is no other."""
+    car, dog, none = Weighted(0.1, 0.4), Weighted(9.0, 0.3), Weighted(0.0, 1.0)
+    assert classes_of([{"car": car, ALL: none}, {"dog": dog}, {"dog": dog, "ant": car}]) == ["dog", "ant", "car"]
+    assert classes_of([{ALL: none}, {}]) == [ALL]
+    assert classes_of([{}]) == []
 
 
 def test_more_errors_than_rows_are_a_share_of_one() -> None:

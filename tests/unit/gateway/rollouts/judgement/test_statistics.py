@@ -82,6 +82,12 @@ def test_a_figure_of_one_group_shows_nothing() -> None:
     assert not ClassGroups([groups([1.0, 2.0], 1, weights=[0.0, 1.0])], 0.0).is_open
 
 
+def test_a_division_without_a_reporting_device_is_no_evidence() -> None:
+    """Of 15 divisions, 3 treat no reporting device, and 3 only the one that is worse; the others show less."""
+    one_class = groups([1.0, 5.0, 0.0, 0.0, 5.0, 5.0], 2, weights=[1.0, 0.0, 1.0, 1.0, 0.0, 0.0])
+    assert p_value([one_class], 0.0, 0.5) == pytest.approx(6 / 15, abs=0.06)
+
+
 def test_a_difference_is_in_units_of_the_spread() -> None:
     """Means of 3 and 1, all devices' mean is 2; the unit is the root of the summed squares over the summed weights."""
     figure = groups([2.0, 4.0, 1.0, 1.0], 2)
@@ -102,6 +108,8 @@ def test_the_time_before_is_regressed_out() -> None:
     expected = np.array([4.5, 2.5, 8.0, 1.0, 4.0]) - slope * centred
     found = statistics.adjusted(groups(values, 2, weights=weights, before=before), 0.5)
     np.testing.assert_allclose(found, expected)
+    small = [each / 1000 for each in before]
+    np.testing.assert_allclose(statistics.adjusted(groups(values, 2, weights=weights, before=small), 0.5), expected)
 
 
 def test_a_past_of_fewer_than_three_devices_explains_nothing() -> None:
