@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from statistics import NormalDist
 
 import msgspec
 import numpy as np
@@ -282,6 +283,57 @@ def test_a_stage_without_devices_held_back_says_that_it_cannot_compare() -> None
     assert (found.decision, found.rule) == (StageDecision.HOLD, "unclear")
     assert "crashes (detects no difference, must detect 1)" in found.sentence
     assert found.sentence.endswith("No comparison is possible without devices that are held back.")
+
+
+def crashing(*boards: str) -> list[StageDevice]:
+    """Twenty devices in service for a day, of which every second crashed once; their boards in turn."""
+    return [
+        StageDevice(Period(ModelCounts("m", 1), 24.0, number % 2), board=boards[number // 2 % len(boards)])
+        for number in range(20)
+    ]
+
+
+@pytest.mark.parametrize(("boards", "tested"), [(("",), 1), (("a",), 1), (("a", "b"), 3), (("a", "b", ""), 3)])
+def test_what_a_stage_detects_by_hand(boards: tuple[str, ...], tested: int) -> None:
+    """The level is shared by all devices and those of each board; the variance of each group is 5 / 19."""
+    devices = crashing(*boards)
+    verdict = judge(
+        Rules(), stages=3, look=2, over=False, installed=20, failed=0, treated=devices, control=devices, seed=1
+    )
+    (finding,) = [each for each in verdict.findings if each.figure == "crashes"]
+    assert finding.level == pytest.approx(0.01 / (3 * 13) / 16)  # twelve figures and the installations
+    normal = NormalDist()
+    quantiles = normal.inv_cdf(1 - finding.level / tested) + normal.inv_cdf(0.9)
+    assert finding.detectable == pytest.approx(0.1 + quantiles * math.sqrt(2 * 5 / 19 / 20))
+    assert (finding.treated, finding.control, finding.must_detect) == (0.5, 0.5, 1.0)
+
+
+def test_a_board_of_fewer_than_four_devices_is_not_tested_alone() -> None:
+    """Its two devices crash all day; among all devices, two of 20 are no evidence."""
+    for count, board in ((3, ""), (4, "rare")):
+        rare = [StageDevice(Period(ModelCounts("m", 1), 24.0, 24), board="rare")] * (count - count // 2)
+        fine = [StageDevice(Period(ModelCounts("m", 1), 24.0), board="rare")] * (count // 2)
+        verdict = judge(
+            Rules(),
+            stages=1,
+            look=1,
+            over=False,
+            installed=20,
+            failed=0,
+            treated=rare + [StageDevice(Period(ModelCounts("m", 1), 24.0), board="usual")] * 20,
+            control=fine + [StageDevice(Period(ModelCounts("m", 1), 24.0), board="usual")] * 20,
+            seed=1,
+        )
+        (finding,) = [each for each in verdict.findings if each.figure == "crashes"]
+        assert finding.board == board
+
+
+def test_failed_installations_by_hand() -> None:
+    """Of three, two fail at an accepted rate of 2 %: 3 * 0.02 ** 2 * 0.98 + 0.02 ** 3."""
+    found = judged(each=3, failed=2, look=1).findings[0]
+    assert found.p_value == pytest.approx(3 * 0.02**2 * 0.98 + 0.02**3)
+    assert (found.treated, found.control, found.devices) == (pytest.approx(2 / 3), 0.02, (3, 0))
+    assert judged(each=3, failed=0, look=1).findings[0].p_value == 1
 
 
 def test_a_verdict_is_reproducible_from_its_seed() -> None:
