@@ -70,6 +70,7 @@ def test_the_promise_on_the_stream_is_seldom_broken() -> None:
 def test_an_edge_that_is_as_good_keeps_all() -> None:
     found = certify_stream(np.linspace(0, 1, 500), np.zeros(500), 0.02, 0.05)
     assert (found.kept, found.threshold) == (1, 0)
+    assert certify_stream(np.linspace(0, 1, 500), np.zeros(500), 0.02, 0.05, grid=np.linspace(0, 1, 130)) == found
 
 
 def test_too_few_rows_certify_no_stream() -> None:
@@ -86,17 +87,22 @@ def test_the_stream_is_proved_at_exactly_its_delta() -> None:
     p_value = betting(np.full(90, 0.5), 0.525)
     assert certify_stream(np.ones(90), np.zeros(90), 0.05, p_value * 1.001).certified
     assert not certify_stream(np.ones(90), np.zeros(90), 0.05, p_value * 0.95).certified
+    net = np.r_[1, np.zeros(89)]
+    one_lost = betting((1 + net[np.random.default_rng(0).permutation(90)]) / 2, 0.525)
+    assert p_value < one_lost * 0.95
+    assert certify_stream(np.ones(90), net, 0.05, one_lost * 1.001).certified
+    assert certify_stream(np.ones(90), net, 0.05, one_lost * 0.95) == uncertified(90, 1)
 
 
 def test_a_grid_places_a_hundred_thresholds() -> None:
     """Reference: one by one from where nothing is kept, until the first that is not shown."""
     random = np.random.default_rng(7)
-    scores, grid = random.random(1500), random.random(250)
+    scores, grid = random.random(1500), random.random(230)
     net = np.where(scores < 0.4, random.random(1500) < 0.5, 0).astype(int)
     order = np.random.default_rng(0).permutation(1500)
     descending, certified = np.sort(grid)[::-1], np.inf
     for percent in range(1, 101):
-        threshold = descending[math.ceil(percent * 250 / 100) - 1]
+        threshold = descending[math.ceil(percent * 230 / 100) - 1]
         if betting((1 + net[order] * (scores[order] >= threshold)) / 2, 1.08 / 2) > 0.1:
             break
         certified = threshold
@@ -130,10 +136,10 @@ def test_groups_share_delta() -> None:
     found = certify_groups(scores, losses, groups, 0.05, 0.1)
     assert found["cat"] == certify(scores[1::2], losses[1::2], 0.05, 0.05)
     assert set(found) == {"cat", "dog"}
-    starts = (Start(0.9, 0.5), Start(0.5, 0.5))
+    starts = (Start(0.999, 1.0),)  # too strict to prove anything
     placed = certify_groups(scores, losses, groups, 0.05, 0.1, starts={"cat": starts})
     assert placed["cat"] == certify(scores[1::2], losses[1::2], 0.05, 0.05, starts=starts)
-    assert placed["dog"] == found["dog"]
+    assert placed["dog"] == found["dog"] and found["cat"].certified and not placed["cat"].certified
     with pytest.raises(ConfigError, match="2000 scores, but 1 groups"):
         certify_groups(scores, losses, ["cat"], 0.05, 0.1)
 

@@ -68,6 +68,7 @@ def test_a_device_with_little_traffic_audits_its_largest_share() -> None:
 
 
 def test_the_budget_begins_empty() -> None:
+    assert AuditBudget(7.0) == (7, 0, 0, 0, 0)
     assert propensity(AuditBudget(0.0), Allowance(60, 1e9, 1)) == 0
     never = Allowance(0, 1e9, 1)
     assert propensity(after_time(AuditBudget(0.0), 9 * HOUR, never), never) == 0

@@ -6,9 +6,19 @@ import msgspec
 import numpy as np
 import pytest
 
-from firstline_core.fleet.telemetry import ModelCounts, Telemetry
+from firstline_core.fleet.telemetry import LATENCY_BOUNDS_MS, ModelCounts, Telemetry
 from firstline_gateway.fleet.totals import Totals, added
-from firstline_gateway.rollouts.judgement.figures import ALL, FIGURES, Period, Weighted, between, classes_of, compared
+from firstline_gateway.rollouts.judgement.figures import (
+    ALL,
+    FIGURES,
+    Period,
+    Weighted,
+    against_past,
+    between,
+    classes_of,
+    compared,
+    latency_p95_ms,
+)
 
 SHAPE = np.array([5, 20, 50, 20, 5])
 
@@ -77,6 +87,45 @@ def test_the_classes_with_most_weight_come_first() -> None:
     assert classes_of([{"car": car, ALL: none}, {"dog": dog}, {"dog": dog, "ant": car}]) == ["dog", "ant", "car"]
     assert classes_of([{ALL: none}, {}]) == [ALL]
     assert classes_of([{}]) == []
+
+
+def test_the_percentile_of_a_first_and_a_last_bin() -> None:
+    """A bin is taken for a factor of two where it has no bound; twenty requests suffice."""
+    first, last = LATENCY_BOUNDS_MS[0], LATENCY_BOUNDS_MS[-1]
+    assert latency_p95_ms(ModelCounts("m", 1, latency=(20,))) == pytest.approx(first / 2 * 2**0.95)
+    assert latency_p95_ms(ModelCounts("m", 1, latency=(19,))) is None
+    above = (0,) * len(LATENCY_BOUNDS_MS) + (20,)
+    assert latency_p95_ms(ModelCounts("m", 1, latency=above)) == pytest.approx(last * 2**0.95)
+
+
+def test_a_period_has_the_hours_and_crashes_between_two_totals() -> None:
+    start, end = Totals((counts(1, 20),), 7200.0, unclean=2), Totals((counts(1, 20),), 14_400.0, unclean=5)
+    period = between("m", start, end)
+    assert period is not None and (period.hours, period.crashes, period.counts.rows) == (2.0, 3, 0)
+    assert between("m", end, end) is None
+    answered = between("m", Totals(), Totals((counts(1, 20),), 0.0))
+    assert answered is not None and (answered.hours, answered.crashes, answered.counts.rows) == (0.0, 0, 2000)
+
+
+def test_a_class_may_be_absent_from_either_period() -> None:
+    """24 cars a day are eight in eight hours."""
+    seen, gone = ModelCounts("m", 1, objects={"car": 24}), ModelCounts("m", 2)
+    lost = against_past(Period(seen, 24.0), Period(gone, 8.0))
+    assert lost.falls == {"car": (pytest.approx(math.log(9 / 1.2)), 8 / 13)}
+    assert lost.rises == {ALL: (0.0, 1 / 6), "car": (0.0, 9 / 14)}
+    new = against_past(Period(gone, 24.0), Period(seen, 8.0))
+    assert new.falls == {}
+    assert new.rises == {ALL: (0.0, 1 / 6), "car": (pytest.approx(math.log(25 / 1.2)), 1 / 6)}
+    for before, after in ((0.0, 8.0), (24.0, 0.0)):
+        unknown = Period(gone, after)
+        assert against_past(Period(seen, before), unknown) is unknown
+
+
+@pytest.mark.parametrize(("before", "after", "known"), [(200, 200, True), (199, 200, False), (200, 199, False)])
+def test_a_drift_needs_200_scores_in_each_period(before: int, after: int, known: bool) -> None:
+    earlier = Period(ModelCounts("m", 1, scores=(before, 0)), 24.0)
+    device = compared("m", earlier, Totals(), Totals((ModelCounts("m", 1, scores=(after, 0)),), 3600.0))
+    assert device.after is not None and (device.after.stability_index == 0) is known
 
 
 def test_more_errors_than_rows_are_a_share_of_one() -> None:
