@@ -105,6 +105,7 @@ def test_time_fills_the_buckets_and_fades_the_traffic() -> None:
         (100, 1000, 9, 0.5, 0.0005),
         (100, 1000, 0, 900, 0),
         (100, 1000, 9, 0, 0),
+        (100, 0, 9, 0, 0),
     ],
 )
 def test_a_propensity_by_hand(
@@ -141,7 +142,7 @@ def test_a_small_allowance_still_saves_up_for_one() -> None:
     assert refill(0.0, HOUR, 1.0) == 0.75
     assert refill(0.0, 100 * HOUR, 1.0) == 1.0
     assert refill(0.0, 100 * HOUR, 0.25) == 1.0
-    assert refill(0.0, 100 * HOUR, 0.0) == 0.0
+    assert refill(0.0, 100 * HOUR, 0.0) == refill(9.0, 0.0, 0.0) == 0.0
     assert refill(0.0, 100 * HOUR, 400.0) == 100.0
 
 

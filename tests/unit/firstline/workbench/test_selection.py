@@ -8,10 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from firstline.workbench import selection
+from firstline.workbench.calibrate import fit_temperature
 from firstline_core.bundle.loading import scorer
 from firstline_core.bundle.manifest import Score
 from firstline_core.errors import ConfigError
-from firstline_core.routing.certification import split
+from firstline_core.routing.certification import split, start_shares, starts_at
 from firstline_core.routing.policy import auroc
 from firstline_core.storage.artefact import Artefact
 from firstline_core.tasks.classification import LOGITS, Classification, features, margin, score
@@ -66,6 +67,22 @@ def test_certifying_rows_decide_nothing(seed: int, noise: int) -> None:
         again.score, again.value, again.starts, again.aurocs,
     )  # fmt: skip
     assert len(found.rest) == 300 and not set(found.rest) & set(part)
+
+
+def test_each_decision_is_that_of_the_selection_part() -> None:
+    data = rows(400)
+    part, rest = split(400, 0.5, 0)
+    found = decided(data, fraction=0.5, name="entropy")
+    assert found.part.tolist() == part.tolist() and found.rest.tolist() == rest.tolist()
+    assert found.score.temperature == fit_temperature(data[0][part], data[2][part]) != 1
+    assert decided((*data[:2], None), fraction=0.5, name="entropy").score.temperature == 1
+    assert found.starts == starts_at(found.scores[part], start_shares(200))
+    inputs, lost = features(data[0][part]), data[1][part]
+    assert found.value == selection.fit_logistic(inputs, lost)
+    disagreements = data[1] | (np.arange(400) % 3 == 0)
+    leaning = decided(data, fraction=0.5, disagreements=disagreements).value
+    assert leaning == selection.fit_value(inputs, lost, disagreements[part]) != found.value
+    assert decided(data, fraction=0.5, disagreements=np.ones(400)).value == found.value
 
 
 def test_named_score_gets_the_fitted_temperature() -> None:
