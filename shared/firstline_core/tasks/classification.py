@@ -289,7 +289,7 @@ def temper(probabilities: Probabilities, temperature: float) -> Probabilities:
     """
     # In double precision, so that scores are rounded once: equal rows must get equal scores, because ties are a large
     # share of an overconfident model's rows.
-    tempered = np.maximum(probabilities, _LEAST).astype(np.float64)
+    tempered = np.maximum(probabilities, _LEAST, dtype=np.float32).astype(np.float64)
     if temperature != 1.0:
         np.log(tempered, out=tempered)
         tempered /= temperature

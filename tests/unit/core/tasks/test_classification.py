@@ -217,6 +217,12 @@ def test_tempering_probabilities_is_tempering_logits() -> None:
     np.testing.assert_allclose(temper(probabilities, 2.5), expected, rtol=1e-4)
 
 
+@pytest.mark.parametrize("kind", SCORES)
+def test_probabilities_of_double_precision_have_the_same_scores(kind: str) -> None:
+    probabilities = np.random.default_rng(0).random((50, 7))  # rows need not sum to 1
+    np.testing.assert_array_equal(score(kind, probabilities), score(kind, probabilities.astype(np.float32)))
+
+
 def test_a_quantised_row_is_normalised() -> None:
     found = temper(np.array([[0.5, 0.25, 0.0]], np.float32), 1.0)
     np.testing.assert_allclose(found, [[2 / 3, 1 / 3, 0]], atol=1e-6)
