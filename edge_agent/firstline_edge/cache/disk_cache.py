@@ -262,10 +262,8 @@ class DiskCache:
 
     def _latest(self, key: bytes) -> Entry | None:
         """Returns the entry that was put last; None if that one was dropped or refused."""
-        if key in self._waiting:
-            return self._waiting[key]
-        for changes in (self._stale, self._group):
-            if changes and (key in changes or _EVERY_KEY in changes):
+        for changes in (self._waiting, self._stale, self._group):
+            if key in changes or _EVERY_KEY in changes:
                 return changes.get(key)
         stored = self._stored  # the writing thread may replace it at any moment
         return self._read(key) if stored is None or key in stored else None

@@ -509,13 +509,12 @@ def response_reply(plane: DataPlane, request: InferRequest, response: InferRespo
 
 def class_labels(plane: DataPlane, request: InferRequest, response: InferResponse) -> tuple[str, ...]:
     """Returns the labels of the answering model if an output is requested as classes; () if they are unknown."""
-    for output in request.outputs:
-        if output.classification:
-            try:
-                return plane.metadata(response.model, response.version).labels
-            except errors.UnknownModelError:  # a model of the other tier
-                return ()
-    return ()
+    if not any(output.classification for output in request.outputs):
+        return ()
+    try:
+        return plane.metadata(response.model, response.version).labels
+    except errors.UnknownModelError:  # a model of the other tier
+        return ()
 
 
 def server_metadata_json(plane: DataPlane) -> dict[str, Any]:

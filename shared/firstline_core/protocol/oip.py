@@ -22,7 +22,6 @@ from uuid import UUID
 
 import orjson
 from msgspec import Struct
-from msgspec.structs import replace
 
 from firstline_core import errors
 from firstline_core.ids import new_request_id
@@ -129,7 +128,7 @@ def request_of(model: str, version: str, head: RequestHead, inputs: tuple[Tensor
     request_id = params.text(trusted, "request_id") if trusted else ""
     if trace is None and TRACEPARENT in trusted:
         trace = _stored_trace(trusted)
-    request = InferRequest(
+    return InferRequest(
         model=model,
         inputs=inputs,
         request_id=_uuid(request_id) if request_id else new_request_id(),
@@ -145,9 +144,8 @@ def request_of(model: str, version: str, head: RequestHead, inputs: tuple[Tensor
         # Without the device's own id a repeated request could not be recognised.
         promised=bool(request_id and params.flag(parameters, "promised")),
         trace=trace,
+        **(params.preferences(parameters, origin.now_s) if parameters else {}),
     )
-    preferences = params.preferences(parameters, origin.now_s) if parameters else None
-    return replace(request, **preferences) if preferences else request
 
 
 def encode_request(request: InferRequest, *, binary: bool = True, now_s: float = 0.0, traced: bool = False) -> Encoded:

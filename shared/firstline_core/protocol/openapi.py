@@ -106,7 +106,7 @@ PROBLEM = {
 
 
 def _object(*optional: str, **properties: dict[str, Any]) -> dict[str, Any]:
-    """Returns the schema of an object whose other properties are always there."""
+    """Returns the schema of an object; the properties that `optional` names may be absent."""
     required = [name for name in properties if name not in optional]
     return {"type": "object", "required": required, "properties": properties}
 

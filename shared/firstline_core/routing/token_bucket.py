@@ -18,7 +18,7 @@ class TokenBucket:
     def __init__(self, burst: float, per_second: float = 0.0) -> None:
         self._burst = self._tokens = burst
         self._per_second = per_second
-        self._at_s = math.inf  # until the first call, from which time counts
+        self._at_s: float | None = None
 
     def earn(self, share: float) -> None:
         """Adds a fraction of a token."""
@@ -40,5 +40,6 @@ class TokenBucket:
         return (1 - self._tokens) / self._per_second if self._per_second else math.inf
 
     def _refill(self, now_s: float) -> None:
-        refilled = self._tokens + max(0.0, now_s - self._at_s) * self._per_second
-        self._tokens, self._at_s = min(self._burst, refilled), now_s
+        if self._at_s is not None:
+            self.earn(max(0.0, now_s - self._at_s) * self._per_second)
+        self._at_s = now_s

@@ -37,32 +37,22 @@ CURRENT: ContextVar[TraceContext | None] = ContextVar("trace", default=None)
 
 def received(traceparent: str, tracestate: str = "") -> TraceContext | None:
     """Returns the context of a request with these headers, with a new span; None if they name no trace."""
-    found = _parsed(traceparent)
-    if found is None:
+    caller = restored(traceparent, tracestate)
+    if caller is None:
         return None
-    trace_id, caller_id, flags = found
     span_id = f"{random.getrandbits(64) or 1:016x}"
-    return TraceContext(trace_id, span_id, caller_id, flags, _passed_on(tracestate) if tracestate else "")
+    return TraceContext(caller.trace_id, span_id, caller.span_id, caller.flags, caller.state)
 
 
 def restored(traceparent: str, tracestate: str = "") -> TraceContext | None:
     """Returns the span that the headers name, as written by `TraceContext.headers`; None if they name none."""
-    found = _parsed(traceparent)
-    if found is None:
-        return None
-    trace_id, span_id, flags = found
-    return TraceContext(trace_id, span_id, "", flags, _passed_on(tracestate) if tracestate else "")
-
-
-def _parsed(traceparent: str) -> tuple[str, str, int] | None:
-    """Returns the trace id, the span id and the known flags of a header; None if it names no trace."""
     match = _PARENT.fullmatch(traceparent.strip(" \t")) if len(traceparent) <= _PARENT_CHARS else None
     if match is None:
         return None
     version, trace_id, span_id, flags, more = match.groups()
     if trace_id == _NO_TRACE or span_id == _NO_SPAN or version == _NO_VERSION or (more and version == _VERSION):
         return None
-    return trace_id, span_id, int(flags, 16) & _FLAGS
+    return TraceContext(trace_id, span_id, "", int(flags, 16) & _FLAGS, _passed_on(tracestate) if tracestate else "")
 
 
 def from_lines(lines: Iterable[tuple[bytes | str, bytes | str]]) -> TraceContext | None:
