@@ -85,7 +85,7 @@ async def test_promises_are_kept_by_a_restored_gateway(tmp_path: Path) -> None:
         lose(folder)
 
         new = await restored(folder, backup, url, stack)
-        await all_final(agent, [*before, *during, *after])
+        await all_final(agent, [*before, *during, *after], timeout_s=60)
         assert counted(new, "recorded") == answered(new) >= ALONE
         async with httpx.AsyncClient(base_url=url, headers=shop) as client:  # its key was restored
             assert (await client.get("/v2/models/digits")).status_code == 200

@@ -233,9 +233,11 @@ def test_nothing_quotes_a_secret_whatever_goes_wrong(site: Site) -> None:
             get(site, gateway_url, "/firstline/v1/store", "/metrics", "/v2", verify=authority)
             assert ask_with_similar_tokens(site, url, API_TOKEN, authority) >= {200, 400, 401, 404}
             assert ask_with_similar_tokens(site, gateway_url, site.device_key, authority) >= {200, 400, 401, 404}
-            for arguments in (["status", "-o", "json"], ["doctor", "-o", "json"], ["purge"], ["explain", "nobody"]):
+            for arguments in (
+                *(["status"], ["status", "-o", "json"], ["doctor", "-o", "json"], ["purge"], ["explain", "nobody"]),
+                ["run"],
+            ):
                 site.command("firstline_edge", *arguments, "--config", config)
-            site.command("firstline_edge", "run", "--config", config)
             site.postgresql.stop(kill=True)
             get(site, gateway_url, "/firstline/v1/store", verify=authority)
             wait_until(lambda: "refuse" in (site.folder / "gateway.log").read_text())

@@ -30,9 +30,9 @@ async def promise(agent: EdgeAgent, seed: int) -> str:
     return answer.request_id
 
 
-async def all_final(agent: EdgeAgent, request_ids: Iterable[str]) -> None:
-    """Expects that these promises end with final answers, and that no other is left."""
-    await until(lambda: agent.outbox.depth == 0, 60)
+async def all_final(agent: EdgeAgent, request_ids: Iterable[str], timeout_s: float = 20) -> None:
+    """Expects that these promises end with final answers in this time, and that no other is left."""
+    await until(lambda: agent.outbox.depth == 0, timeout_s)
     for request_id in request_ids:
         answer = (await agent.outbox.answer(request_id, "local")).answer
         assert answer.status is Status.FINAL

@@ -99,7 +99,6 @@ def line(
     transport: LinkKind = "http",
     settings: str = "",
     environ: Mapping[str, str] | None = None,
-    forked: bool = True,
 ) -> Iterator[Line]:
     """Starts both tiers with the digits, with an event loop in a separate thread, and stops them.
 
@@ -108,13 +107,12 @@ def line(
         transport: of the link; "mqtt" also starts a broker.
         settings: further sections of the agent's configuration, as TOML.
         environ: set for the processes, such as FIRSTLINE_GATEWAY_API__BODY_LIMIT_BYTES.
-        forked: see `support/forks.py`.
     """
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
     mqtt = transport == "mqtt"
-    running = forked_site(folder, mosquitto=mqtt) if forked else open_site(folder, open_bundle(DIGITS), mqtt)
+    running = forked_site(folder, mosquitto=mqtt)
     try:
         # The survey begins after 30 s, in which a module's tests have often ended.
         with patch.dict(os.environ, {"FIRSTLINE_EDGE_HARDWARE__SURVEY": "false"} | dict(environ or {})):
