@@ -84,23 +84,12 @@ def upper_bound(p_value: Callable[[float], float], level: float) -> float:
         level: above 0 and below 1.
     """
     low, high = 0.0, 1.0
-    # False position on the logarithm of the p-value, which is nearly straight in the mean. Its Illinois variant halves
-    # the value at an end that stays twice (Dowell and Jarratt 1971, "A Modified Regula Falsi Method").
-    at_low, at_high = -math.log(level), math.log(_TINY / level)
-    stayed = ""
     while high - low > 1e-10 * high:
-        step = 0.4e-10 * high  # at least, so that the other end comes near the solution, too
-        mean = low + (high - low) * at_low / (at_low - at_high)
-        mean = min(max(mean, low + step), high - step)
-        found = math.log(max(p_value(mean), _TINY) / level)
-        if found > 0:
-            low, at_low = mean, found
-            at_high /= 2 if stayed == "high" else 1
-            stayed = "high"
+        middle = (low + high) / 2
+        if p_value(middle) > level:
+            low = middle
         else:
-            high, at_high = mean, found
-            at_low /= 2 if stayed == "low" else 1
-            stayed = "low"
+            high = middle
     return high
 
 
