@@ -61,10 +61,10 @@ def record(
             return
     model = model if model.isprintable() else ascii(model)  # a caller's text must not steer a terminal
     ms = round(seconds * 1000, 3)
-    if error is None:
-        log.info("answered", outcome="ok", transport=transport, model=model, principal=principal, ms=ms)
-        return
     facts: dict[str, object] = {"transport": transport, "model": model, "principal": principal, "ms": ms}
+    if error is None:
+        log.info("answered", outcome="ok", **facts)
+        return
     if "request_id" not in (logs.FACTS.get() or dict)():  # it was not read
         facts["request_id"] = error.identify()
     if type(error) is FirstlineError or isinstance(error, RuntimeFailure):  # ours to mend, not the caller's

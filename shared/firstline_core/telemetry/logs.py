@@ -149,7 +149,7 @@ class _Logger(BoundLogger):
         if not logger.isEnabledFor(_LEVELS[method_name]):
             return
         level = "error" if method_name == "exception" else method_name
-        line = _line(event, level, logger.name, {**self._context, **fields} if self._context else fields)
+        line = _line(event, level, logger.name, {**self._context, **fields})
         if event_args:
             line["positional_args"] = event_args
         _write(logger, method_name, line)
