@@ -19,10 +19,11 @@ from firstline_core.processing.trial import made_up_files
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.types import Array, Arrays, join_rows, object_array, payload_bytes
 
+LIMIT_S = 1.0
+"""Limits the first of four passes over the rows; fewer rows run if they take longer."""
 _ROWS = 256
 _FEWEST_ROWS = 8
 _LIMIT_BYTES = 64 << 20
-_LIMIT_S = 1.0  # of the first of four passes
 _MAGNITUDES = np.array([1.0, 0.5, 0.1])
 _SEVERITY = ("nothing", "batch", "run")
 
@@ -46,7 +47,7 @@ def find_dependence(bundle: Bundle, loaded: LoadedModel, *given: Arrays | None) 
     """
     candidates = [made_up_rows(loaded), _golden_rows(bundle), *given]
     checks = [
-        check_model_rows(bundle, loaded, inputs, limit_s=_LIMIT_S)
+        check_model_rows(bundle, loaded, inputs, limit_s=LIMIT_S)
         for inputs in candidates
         if inputs is not None and inputs.keys() >= set(loaded.input_names)
     ]

@@ -22,7 +22,7 @@ def _own_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.fixture
 def brief_row_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Real models take longer for the check of rows, which has tests of its own, than for all else in a test."""
-    monkeypatch.setattr("firstline.workbench.row_checks._LIMIT_S", 0.1)
+    monkeypatch.setattr("firstline.workbench.row_checks.LIMIT_S", 0.1)
 
 
 @pytest.fixture

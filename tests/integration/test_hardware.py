@@ -9,9 +9,11 @@ from support.boards import board, say
 from support.forks import run_forked
 from support.waiting import until
 
+from firstline_core.clock import SimulatedClock
 from firstline_core.hardware.kernel_files import Tree
 from firstline_core.hardware.readings import measured
 from firstline_core.hardware.survey import describe_device, measure_device
+from firstline_edge.app import EdgeAgent
 from firstline_edge.hardware.surveyor import Surveyor
 
 
@@ -36,6 +38,16 @@ async def test_a_device_is_measured_only_once(tmp_path: Path) -> None:
     report = json.loads(edge_agent("hardware", "get", "-o", "json", state_dir=tmp_path).stdout)
     assert report["catalogue"]["fingerprint"] == measured_here.fingerprint
     assert report["sensors"]["cpu_busy_share"]["kind"] == "measured"
+
+
+async def test_an_agent_surveys_after_half_a_minute(tmp_path: Path) -> None:
+    clock = SimulatedClock()
+    async with EdgeAgent(edge_settings(tmp_path, hardware__survey=True), clock=clock) as agent:
+        await until(lambda: agent.surveyor.catalogue is not None)
+        assert not agent.surveyor.catalogue.measured
+        await clock.advance(30.0)
+        await until(lambda: agent.surveyor.catalogue.measured, 60)
+        await until(lambda: agent.surveyor.read_stored() == agent.surveyor.catalogue)
 
 
 async def test_a_damaged_catalogue_is_measured_again(tmp_path: Path) -> None:

@@ -277,12 +277,12 @@ async def test_the_auditor_keeps_the_budget_of_audits(make_scene: MakeScene) -> 
 
 def test_a_budget_of_audits_holds_over_a_day_of_requests() -> None:
     clock, drawn_at_s = SimulatedClock(), list[float]()
-    propensities = AuditRate(AuditSection(per_hour=20, bytes_per_hour=1e9, max_share=1.0, spacing_s=0.0), clock)
+    rate = AuditRate(AuditSection(per_hour=20, bytes_per_hour=1e9, max_share=1.0, spacing_s=0.0), clock)
     clock._now_s += 600  # the budget fills
     for _ in range(24 * 120):
         clock._now_s += 30
-        if propensities.probabilities_of_next("gate", 1)[0]:
-            propensities.charge("gate", 1)
+        if rate.probabilities_of_next("gate", 1)[0]:
+            rate.charge("gate", 1)
             drawn_at_s.append(clock.monotonic_s())
     assert len(drawn_at_s) > 0.6 * 20 * 24
     assert max(sum(at <= other < at + 3600 for other in drawn_at_s) for at in drawn_at_s) <= 21
@@ -327,24 +327,24 @@ BURSTS = ((30.0, 2.0), (30.0, 0.1))
 """Seconds, and answers per second: of 21 answers, 20 are from a burst."""
 
 
-def propensity_at(clock: SimulatedClock, **settings: Any) -> AuditRate:
-    """The propensity of audits with a full budget."""
-    propensities = AuditRate(msgspec.structs.replace(ALL, **settings), clock)
+def rate_at(clock: SimulatedClock, **settings: Any) -> AuditRate:
+    """Returns the rate of audits with a full budget."""
+    rate = AuditRate(msgspec.structs.replace(ALL, **settings), clock)
     clock._now_s += 600
-    return propensities
+    return rate
 
 
 def drawn_in_bursts(seed: int, cycles: int, **settings: Any) -> Iterator[tuple[int, float]]:
     """Yields the phase of each audit of one source whose bursts and quiet times alternate, and its propensity."""
     clock, rng = SimulatedClock(), random.Random(seed)
-    propensities = propensity_at(clock, **settings)
+    rate = rate_at(clock, **settings)
     for _ in range(cycles):
         for phase, (lasts_s, per_s) in enumerate(BURSTS):
             for _ in range(round(lasts_s * per_s)):
                 clock._now_s += 1 / per_s
-                draw, propensity = propensities.probabilities_of_next("gate", 1)
+                draw, propensity = rate.probabilities_of_next("gate", 1)
                 if rng.random() < draw:
-                    propensities.charge("gate", 1)
+                    rate.charge("gate", 1)
                     yield phase, propensity
 
 
@@ -387,14 +387,14 @@ def test_rare_bursts_are_audited_in_proportion_to_their_answers() -> None:
     audits = [0, 0]
     for seed in range(4):
         clock, rng = SimulatedClock(), random.Random(seed)
-        propensities = AuditRate(msgspec.structs.replace(ALL, spacing_s=60.0), clock)
+        rate = AuditRate(msgspec.structs.replace(ALL, spacing_s=60.0), clock)
         for cycle in range(60):
             for phase, (answers, every_s) in enumerate(((120, 0.5), (537, 20.0))):
                 for _ in range(answers):
                     clock._now_s += every_s
-                    draw, _ = propensities.probabilities_of_next("gate", 1)
+                    draw, _ = rate.probabilities_of_next("gate", 1)
                     if rng.random() < draw:
-                        propensities.charge("gate", 1)
+                        rate.charge("gate", 1)
                         audits[phase] += cycle > 0
     assert sum(audits) > 800
     assert audits[0] / sum(audits) == pytest.approx(120 / 657, rel=0.2)
@@ -404,15 +404,15 @@ def test_rare_bursts_are_audited_in_proportion_to_their_answers() -> None:
 def test_a_busy_source_does_not_count_less_than_its_traffic(max_share: float) -> None:
     """Nine of ten answers are from one source. With the same pauses, both would have as many audits."""
     clock, rng = SimulatedClock(), random.Random(1)
-    propensities = propensity_at(clock, spacing_s=10.0, max_share=max_share)
+    rate = rate_at(clock, spacing_s=10.0, max_share=max_share)
     audits, weights = {"busy": 0, "quiet": 0}, {"busy": 0.0, "quiet": 0.0}
     for number in range(80_000):
         source = "quiet" if number % 10 == 0 else "busy"
         clock._now_s += 0.1
-        draw, propensity = propensities.probabilities_of_next(source, 1)
+        draw, propensity = rate.probabilities_of_next(source, 1)
         if rng.random() < draw:
             assert 0 < propensity <= draw
-            propensities.charge(source, 1)
+            rate.charge(source, 1)
             audits[source] += 1
             weights[source] += 1 / propensity
     assert audits["busy"] / sum(audits.values()) == pytest.approx(0.9, abs=0.03)
@@ -422,15 +422,15 @@ def test_a_busy_source_does_not_count_less_than_its_traffic(max_share: float) ->
 
 def test_burst_of_one_source_leaves_audits_to_the_others() -> None:
     clock = SimulatedClock()
-    propensities = propensity_at(clock, spacing_s=10.0, max_share=0.05)
+    rate = rate_at(clock, spacing_s=10.0, max_share=0.05)
     for _ in range(20_000):
         clock._now_s += 5 / 20_000
-        propensities.probabilities_of_next("busy", 1)
-    assert propensities.probabilities_of_next("quiet", 1)[1] == pytest.approx(0.05 / 100)
+        rate.probabilities_of_next("busy", 1)
+    assert rate.probabilities_of_next("quiet", 1)[1] == pytest.approx(0.05 / 100)
     later = list[float]()
     for _ in range(3):
         clock._now_s += 86_400
-        later.append(propensities.probabilities_of_next("quiet", 1)[1])
+        later.append(rate.probabilities_of_next("quiet", 1)[1])
     assert later[-1] == 0.05
 
 
@@ -438,28 +438,28 @@ def test_burst_of_one_source_leaves_audits_to_the_others() -> None:
 def test_a_new_spacing_forgets_the_pauses_of_the_old_one(spacing_s: float) -> None:
     clock = SimulatedClock()
     settings = msgspec.structs.replace(ALL, spacing_s=10.0, max_share=0.1)
-    propensities = propensity_at(clock, spacing_s=10.0, max_share=0.1)
-    propensities.probabilities_of_next("gate", 1)
-    propensities.charge("gate", 1)
+    rate = rate_at(clock, spacing_s=10.0, max_share=0.1)
+    rate.probabilities_of_next("gate", 1)
+    rate.charge("gate", 1)
     for _ in range(1000):
-        assert propensities.probabilities_of_next("gate", 1)[0] == 0
-    propensities.adopt(settings)
-    assert propensities.probabilities_of_next("gate", 1)[0] == 0
-    propensities.adopt(msgspec.structs.replace(settings, spacing_s=spacing_s))
-    assert propensities.probabilities_of_next("gate", 1) == (0.1, 0.1)
+        assert rate.probabilities_of_next("gate", 1)[0] == 0
+    rate.adopt(settings)
+    assert rate.probabilities_of_next("gate", 1)[0] == 0
+    rate.adopt(msgspec.structs.replace(settings, spacing_s=spacing_s))
+    assert rate.probabilities_of_next("gate", 1) == (0.1, 0.1)
 
 
 def test_the_remembered_sources_are_bounded() -> None:
     clock = SimulatedClock()
-    propensities = propensity_at(clock, spacing_s=10.0)
+    rate = rate_at(clock, spacing_s=10.0)
     drawn = 0
     for number in range(2000):
-        if propensities.probabilities_of_next(f"lane {number}", 1)[0]:
+        if rate.probabilities_of_next(f"lane {number}", 1)[0]:
             drawn += 1
-            propensities.charge(f"lane {number}", 1)
+            rate.charge(f"lane {number}", 1)
     assert drawn == 1024
     clock._now_s += 12  # silent sources are forgotten
-    assert propensities.probabilities_of_next("another", 1)[0] == 1
+    assert rate.probabilities_of_next("another", 1)[0] == 1
 
 
 async def test_an_audit_of_events_names_them(make_scene: MakeScene) -> None:

@@ -1,5 +1,6 @@
 import re
 import shutil
+from collections.abc import Iterator
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -40,9 +41,11 @@ _run, _json = partial(run, "compress"), partial(json_of, "compress")
 
 
 @pytest.fixture
-def _few_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+def _few_turns() -> Iterator[None]:
     """Times are measured with little care, for tests in which none of them decides."""
-    monkeypatch.setattr(evaluation, "_TURNS", 10)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(evaluation, "TURNS", 10)
+        yield
 
 
 def _residual(path: Path, channels: int = 16) -> Path:

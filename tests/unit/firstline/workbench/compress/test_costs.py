@@ -29,7 +29,7 @@ def everything(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     """The digits' bundle with all candidates."""
     out = tmp_path_factory.mktemp("forced") / "all"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(evaluation, "_TURNS", 10)  # times decide nothing here
+        patch.setattr(evaluation, "TURNS", 10)  # times decide nothing here
         _run("--out", out, "--force")
     return open_bundle(out)
 
