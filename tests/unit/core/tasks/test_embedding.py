@@ -49,6 +49,13 @@ def compiled(task: Embedding, *steps: Any, file: bytes = b"") -> Postprocess:
     )
 
 
+def test_the_distance_of_embeddings_is_one_less_their_cosine() -> None:
+    """Of (3, 4) and (4, 3) it is 1 - 24 / 25, whatever their lengths."""
+    edge, full = vectors((3, 4), (3, 4)), vectors((8, 6), (3, 4))
+    assert Embedding(2, tolerance=0.041).loss(edge, full).tolist() == [0, 0]
+    assert Embedding(2, tolerance=0.039).loss(edge, full).tolist() == [1, 0]
+
+
 def test_another_label_is_a_loss_and_another_row_of_it_is_none() -> None:
     edge, full = people(0, 0, 1, -1, -1), people(2, 1, 1, -1, 0)
     assert PEOPLE.loss(edge, full).tolist() == [0, 1, 0, 0, 1]

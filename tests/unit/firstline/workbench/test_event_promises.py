@@ -17,9 +17,11 @@ from support.task_bundles import TASKS
 from firstline.cli.proof_text import promises_text
 from firstline.workbench.certify import Terms, certify_bundle, certify_classes, with_certificate
 from firstline.workbench.event_promises import (
+    BrokenPromise,
     EventBound,
     Unpromised,
     UsualAnswer,
+    broken_promise,
     parse_promises,
     require_event,
     usual_answer,
@@ -289,6 +291,23 @@ def test_a_broken_promise_names_the_smallest_share_that_is_proved(bundle: Bundle
     (least,) = {tried(epsilon).broken["missed person"].least_epsilon for epsilon in (0.03, 0.05)}
     assert tried(least).result.certified
     assert not tried(least - 0.01).result.certified
+
+
+def test_the_break_of_a_promise_by_hand() -> None:
+    """81 rows are tested first. Of 100 rows without error, 3 % can be proved at 90 %, and 2 % cannot."""
+    scores, losses = np.arange(100.0), (np.arange(100) < 30).astype(float)
+
+    def broken(proved_from: float) -> BrokenPromise:
+        return broken_promise(scores, losses, EventBound(0.05, 0.1), lambda bound: bound.epsilon >= proved_from)
+
+    assert broken(0.2) == BrokenPromise(11, 81, 0.2)
+    assert broken(0.0) == BrokenPromise(11, 81, 0.03)
+    assert broken(0.5).least_epsilon == 0.5  # ten times the promised share is the most that is tried
+    assert broken(0.51).least_epsilon is None
+    few = broken_promise(scores[:50], losses[:50], EventBound(0.05, 0.1), lambda bound: bound == EventBound(0.06, 0.1))
+    assert few == BrokenPromise(30, 50, 0.06)
+    many = np.zeros(3000)
+    assert broken_promise(many, many, EventBound(0.05, 0.1), lambda _: True) == BrokenPromise(0, 81, 0.001)
 
 
 def test_too_few_observations_that_break_the_promise_are_told(bundle: Bundle) -> None:
