@@ -94,6 +94,12 @@ def test_events_name_a_class() -> None:
     missed, invented = TASK.events_of(["missed cat", "invented cat"], edge, full).values()
     assert (missed.counts.tolist(), missed.loss.tolist()) == ([True, False, True, True], [1, 0, 0, 0])
     assert (invented.counts.tolist(), invented.loss.tolist()) == ([False, True, True, True], [0, 1, 0, 0])
+    strict = Segmentation(LABELS, width=4, height=2, iou=0.51)  # the last row overlaps by a half
+    assert [event.loss.tolist() for event in strict.events_of(["missed cat", "invented cat"], edge, full).values()] == [
+        [1, 0, 0, 1], [0, 1, 0, 1],
+    ]  # fmt: skip
+    pixel = masks([[0, 0, 0, 0], [0, 0, 0, 1]])
+    assert strict.events_of(["missed cat"], pixel, pixel)["missed cat"].loss.tolist() == [0]
     large = Segmentation(LABELS, width=4, height=2, least_share=0.3)
     assert large.events_of(["invented cat"], edge, full)["invented cat"].counts.tolist() == [False, True, True, False]
     assert large.occurrences(edge).tolist() == [[1, 0, 0], [1, 1, 0], [1, 1, 0], [1, 0, 0]]
