@@ -117,12 +117,19 @@ def test_the_wealth_is_bounded() -> None:
         replace(begin(0.05), bets=(1.0, 2.0, 3.0, 4.0, 20.0)),
         replace(begin(0.05), wealth=(-1.0, 0.0, 0.0, 0.0, 0.0)),
         replace(begin(0.05), audits=-1),
+        replace(begin(0.05), bets=(0.0,) * 5),
+        replace(begin(0.05), peak=0.99),
         replace(_after([1.0]), peak=1.0),
     ],
 )
 def test_a_state_that_no_audits_lead_to_is_refused(invalid: AuditState) -> None:
     with pytest.raises(ConfigError, match="stored state of the audits"):
         check(invalid)
+
+
+@pytest.mark.parametrize("state", [begin(0.05), AuditState(0.05, (1.0,), (0.0,)), _after([0.0, 1.0])])
+def test_a_state_that_audits_lead_to_is_accepted(state: AuditState) -> None:
+    check(state)
 
 
 @pytest.mark.parametrize("loss", [-0.1, 1.1, float("nan")])
