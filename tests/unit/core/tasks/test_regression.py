@@ -52,6 +52,12 @@ def test_every_value_of_a_row_counts() -> None:
     assert task.loss(values((0, 0), (0, 5)), values((1, 1), (0, 0))).tolist() == [0, 1]
 
 
+def test_the_worst_value_of_a_row_is_its_graded_loss() -> None:
+    pair = Regression(("a", "b"), absolute=10, loss_kind="error")
+    found = pair.loss(values((100, 205), (100, 200), (102.5, 260)), values((100, 200), (100, 200), (100, 200)))
+    assert found.tolist() == [0.5, 0, 1]
+
+
 def test_scores_compare_the_spread_with_the_tolerance() -> None:
     found, evidence = values(100, 100, 1000), spread(10, 40, 0)
     assert PRICE.score("spread", found, evidence).tolist() == pytest.approx([0.5, 0.2, 1])
