@@ -107,6 +107,14 @@ def test_difference_is_relative_to_the_value(actual: Arrays, expected: float) ->
     assert PRICE.difference(values(100), actual) == pytest.approx(expected)
 
 
+def test_difference_is_that_of_the_worst_value_and_of_the_scale() -> None:
+    """Of (100, 4) and (101, 6) it is 2 of 100; of scales 4 and 3 it is a quarter."""
+    pair = Regression(("a", "b"), absolute=1)
+    assert pair.difference(values((100, 4), (8, 0)), values((101, 6), (8, 0))) == pytest.approx(0.02)
+    assert FORECAST.difference(values(100, scale=(4,)), values(101, scale=(3,))) == pytest.approx(0.25)
+    assert FORECAST.difference(values(100, scale=(4,)), values(150, scale=(4,))) == pytest.approx(0.5)
+
+
 def test_difference_of_small_values_is_relative_to_the_tolerance() -> None:
     assert PRICE.difference(values(0), values(1)) == pytest.approx(0.1)
 

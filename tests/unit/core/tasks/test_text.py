@@ -119,6 +119,7 @@ def test_the_loss_is_the_edit_distance_above_the_tolerance() -> None:
     assert Text().loss(edge, full).tolist() == [0, 1, 1, 0]
     assert Text(tolerance=0.25).loss(edge, full).tolist() == [0, 0, 1, 0]
     assert Text(loss_kind="distance").loss(edge, full).tolist() == [0, 0.25, 1, 0]
+    assert Text(loss_kind="distance").loss(texts("a", "ab", ""), texts("b", "a", "")).tolist() == [1, 0.5, 0]
     assert Text(ignore_space=False).loss(edge, full).tolist() == [0, 1, 1, 1]
     assert Text(ignore_case=True).loss(texts("ABC"), texts("abc")).tolist() == [0]
 

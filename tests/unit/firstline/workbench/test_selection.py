@@ -85,6 +85,17 @@ def test_each_decision_is_that_of_the_selection_part() -> None:
     assert decided(data, fraction=0.5, disagreements=np.ones(400)).value == found.value
 
 
+def test_rows_of_a_cluster_are_in_one_part() -> None:
+    """Ten clusters of ten rows, and a hundred rows alone: a tenth of the 110 is selected."""
+    clusters = [f"clip {row // 10}" if row < 100 else "" for row in range(200)]
+    part, rest = selection.split_clusters(clusters, 0.1, 0)
+    assert sorted([*part, *rest]) == list(range(200))
+    assert len({row // 10 if row < 100 else row for row in part.tolist()}) == 11
+    assert not {row // 10 for row in part.tolist() if row < 100} & {row // 10 for row in rest.tolist() if row < 100}
+    found = decided(rows(200), fraction=0.1, clusters=clusters)
+    assert (found.part.tolist(), found.rest.tolist()) == (part.tolist(), rest.tolist())
+
+
 def test_named_score_gets_the_fitted_temperature() -> None:
     data = rows(400)
     entropy = decided(data, fraction=0.5, name="entropy")
