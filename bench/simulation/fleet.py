@@ -132,6 +132,9 @@ class _Link:
     async def close(self) -> None:
         pass
 
+    async def reconnect(self) -> None:
+        pass
+
     async def discard_connections(self) -> None:
         pass
 

@@ -376,7 +376,7 @@ class EdgeAgent:
         from firstline_edge.fleet.http_client import fleet_http, upload_profile
         from firstline_edge.fleet.member import FleetMember
         from firstline_edge.fleet.report import FleetReport, device_hardware
-        from firstline_edge.fleet.transports import twin_transport
+        from firstline_edge.fleet.transports import fleet_transport
         from firstline_edge.profiling.profiler import BundleMeasurement, Profiler
 
         fleet, settings, clock = self._fleet_state, self.settings, self._clock
@@ -404,7 +404,7 @@ class EdgeAgent:
             clock=clock,
             started_s=clock.monotonic_s(),
         )
-        transport = twin_transport(self.links, http, settings.fleet.poll_s, clock, rng)
+        transport = fleet_transport(self.links, http, settings.fleet.poll_s, clock, rng)
         self.fleet = FleetMember(
             fleet, updater, profiler, self.auditor, report=report, transport=transport, clock=clock, rng=rng
         )

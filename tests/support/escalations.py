@@ -94,6 +94,9 @@ class ScriptedLink:
         if self.probe_error is not None:
             raise self.probe_error
 
+    async def reconnect(self) -> None:
+        pass
+
     async def discard_connections(self) -> None:
         self.discarded += 1
 

@@ -51,7 +51,11 @@ class LinkReport:
 
 
 class Link(Protocol):
-    """One way to the gateway. Every link raises the same errors, so callers need not know which link it was."""
+    """One way to the gateway. Every link raises the same errors, so callers need not know which link it was.
+
+    A link reports the bytes of each request and answer to `telemetry/link_traffic.py: count_traffic` under its name.
+    Budgets of bytes, money and energy spend what it reports, so traffic that it leaves out is free.
+    """
 
     @property
     def name(self) -> str:
@@ -75,6 +79,8 @@ class Link(Protocol):
     async def infer(self, request: InferRequest, timeout_s: float) -> InferResponse:
         """Returns the gateway's answer, unchecked; waits up to `timeout_s` and ignores the request's own deadline.
 
+        Calls `count_traffic`, also for bytes that were sent in vain.
+
         Raises:
             LinkDownError, RemoteTimeoutError, ProtocolError: the link's fault.
             RequestError, CapacityError, RuntimeFailure: the gateway's error.
@@ -89,6 +95,9 @@ class Link(Protocol):
 
     async def discard_connections(self) -> None:
         """Uses other connections for new requests, because one of them carried an answer that was not accepted."""
+
+    async def reconnect(self) -> None:
+        """Uses the device's current certificate from now on; requests in progress may end on the old connections."""
 
     async def close(self) -> None: ...
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, assert_never
 
 from firstline_core.clock import Clock, first_of
 from firstline_core.errors import ConfigError, FirstlineError, LinkDownError
@@ -19,11 +19,11 @@ from firstline_core.types import InferResponse
 from firstline_edge.cloud.breaker import CircuitBreaker, RetryBudget
 from firstline_edge.cloud.chain import BudgetGate, LinkChain, no_budget
 from firstline_edge.cloud.client import CloudClient
+from firstline_edge.cloud.link import Link
 from firstline_edge.identity.credentials import Credentials
 from firstline_edge.settings.settings import EdgeSettings, LinkSection, link_names, request_limits
 
 if TYPE_CHECKING:
-    from firstline_edge.cloud.http_link import HttpLink
     from firstline_edge.cloud.mqtt_link import MqttLink
 
 Birth = Callable[[], Mapping[str, object]]
@@ -41,7 +41,7 @@ class Links:
 
     chain: LinkChain
     mqtt: tuple[MqttLink, ...] = ()
-    joined: tuple[HttpLink | MqttLink, ...] = ()
+    joined: tuple[Link, ...] = ()
 
     async def wait_connected(self) -> None:
         """Waits until one of the brokers is connected."""
@@ -101,25 +101,28 @@ async def open_links(
     Raises:
         ConfigError: a URL, a certificate or a secret cannot be used.
     """
-    links: list[HttpLink | MqttLink] = []
+    links: list[Link] = []
     mqtt: list[MqttLink] = []
-    joined: list[HttpLink | MqttLink] = []
+    joined: list[Link] = []
     limits = request_limits(settings.api)
     for number, (name, section) in enumerate(zip(link_names(settings.links), settings.links, strict=True)):
         with _naming(number):
-            if section.kind == "http":
-                # httpx takes time and memory to import, which a device that speaks MQTT alone need not spend.
-                from firstline_edge.cloud.http_link import HttpLink
+            match section.kind:
+                case "http":
+                    # httpx takes time and memory to import, which a device that speaks MQTT alone need not spend.
+                    from firstline_edge.cloud.http_link import HttpLink
 
-                links.append(HttpLink(section, credentials, name=name, clock=clock, limits=limits))
-            else:
-                # paho takes 6 MB of memory, which a device without MQTT need not spend.
-                from firstline_edge.cloud.mqtt_link import MqttLink
+                    links.append(HttpLink(section, credentials, name=name, clock=clock, limits=limits))
+                case "mqtt":
+                    # paho takes 6 MB of memory, which a device without MQTT need not spend.
+                    from firstline_edge.cloud.mqtt_link import MqttLink
 
-                broker = mqtt_settings(section, f"firstline-edge-{settings.device_id}", credentials)
-                topics = Topics(settings.device_id, section.topic_prefix)
-                mqtt.append(MqttLink(broker, topics, name=name, birth=birth, clock=clock, limits=limits))
-                links.append(mqtt[-1])
+                    broker = mqtt_settings(section, f"firstline-edge-{settings.device_id}", credentials)
+                    topics = Topics(settings.device_id, section.topic_prefix)
+                    mqtt.append(MqttLink(broker, topics, name=name, birth=birth, clock=clock, limits=limits))
+                    links.append(mqtt[-1])
+                case _:
+                    assert_never(section.kind)
         if section.shows_identity and credentials is not None:
             joined.append(links[-1])
     rng = random.Random()  # noqa: S311 (jitter)

@@ -31,7 +31,7 @@ from firstline_edge.fleet.configuration.installed_configuration import described
 from firstline_edge.fleet.escalation_limiter import SAVE_EVERY_S
 from firstline_edge.fleet.fleet_state import FleetState
 from firstline_edge.fleet.report import FleetReport, ended_promises
-from firstline_edge.fleet.transports import TwinTransport
+from firstline_edge.fleet.transports import FleetTransport
 from firstline_edge.fleet.updater import Updater
 from firstline_edge.profiling.profiler import Profiler
 from firstline_edge.state import read_stored, store
@@ -69,7 +69,7 @@ class FleetMember:
     auditor: Auditor
     _: KW_ONLY
     report: FleetReport
-    transport: TwinTransport
+    transport: FleetTransport
     clock: Clock
     rng: random.Random
     desired: Desired | None = field(init=False)

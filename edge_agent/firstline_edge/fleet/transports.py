@@ -1,4 +1,4 @@
-"""The transports of a device's twin: MQTT with retained messages; without a broker, and while it is away, HTTP."""
+"""The transports of the fleet's messages: MQTT with retained messages; without a broker, and while it is away, HTTP."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from firstline_core.clock import Clock, first_of
-from firstline_core.errors import FirstlineError, LinkDownError, LinkError, ProtocolError
+from firstline_core.errors import ConfigError, FirstlineError, LinkDownError, LinkError, ProtocolError
 from firstline_core.fleet import rest
 from firstline_core.fleet.telemetry import Telemetry
 from firstline_core.fleet.twin import Desired, Reported, read_document
@@ -33,8 +33,8 @@ _SPREAD = 0.2
 _DESIRED = "What the gateway desires of this device"
 
 
-class TwinTransport(Protocol):
-    """The transport to the gateway, which stores this device's twin.
+class FleetTransport(Protocol):
+    """Carries the twin and the telemetry between this device and the gateway; requests go over a `cloud.link.Link`.
 
     Attributes:
         session: name of this process, which its last will has too.
@@ -86,7 +86,7 @@ class HttpTransport:
     _failures: int = field(default=0, init=False)
 
     async def desired(self, revision: int) -> Desired:
-        """See `TwinTransport`."""
+        """See `FleetTransport`."""
         while True:
             if self._polled or self.instead_of is not None:
                 await self.clock.sleep(self._pause_s())
@@ -118,11 +118,11 @@ class HttpTransport:
         return pause_s
 
     async def report(self, reported: Reported) -> None:
-        """See `TwinTransport`."""
+        """See `FleetTransport`."""
         await self._send("PUT", rest.REPORTED_PATH, reported)
 
     async def send_telemetry(self, telemetry: Telemetry) -> None:
-        """See `TwinTransport`."""
+        """See `FleetTransport`."""
         await self._send("POST", rest.TELEMETRY_PATH, telemetry)
 
     async def _send(self, method: str, path: str, document: Reported | Telemetry) -> None:
@@ -155,7 +155,7 @@ class MqttTransport:
         self._subscribed = False
 
     async def desired(self, revision: int) -> Desired:
-        """See `TwinTransport`."""
+        """See `FleetTransport`."""
         if self._http is None:
             return await self._received(revision)
         tasks = [asyncio.create_task(each) for each in (self._received(revision), self._http.desired(revision))]
@@ -188,16 +188,16 @@ class MqttTransport:
 
     @property
     def session(self) -> str:
-        """See `TwinTransport`."""
+        """See `FleetTransport`."""
         return self._link.session_id
 
     @property
     def connections(self) -> int:
-        """See `TwinTransport`."""
+        """See `FleetTransport`."""
         return self._link.connections
 
     async def report(self, reported: Reported) -> None:
-        """See `TwinTransport`."""
+        """See `FleetTransport`."""
         try:
             await self._link.publish_document(self._link.topics.reported, msgspec.json.encode(reported), retain=True)
         except LinkError:
@@ -206,7 +206,7 @@ class MqttTransport:
             await self._http.report(reported)
 
     async def send_telemetry(self, telemetry: Telemetry) -> None:
-        """See `TwinTransport`."""
+        """See `FleetTransport`."""
         try:
             accepted = await self._link.publish_document(self._link.topics.telemetry, msgspec.json.encode(telemetry))
             if telemetry.ended and not accepted:
@@ -217,13 +217,21 @@ class MqttTransport:
             await self._http.send_telemetry(telemetry)
 
 
-def twin_transport(
+def fleet_transport(
     links: Links, http: FleetHttp | None, poll_s: float, clock: Clock, rng: random.Random
-) -> TwinTransport:
-    """Returns the transport of the twin."""
+) -> FleetTransport:
+    """Returns the transport of the fleet's messages.
+
+    Raises:
+        ConfigError: no link carries them.
+    """
     broker = links.mqtt[0] if links.mqtt else None
     polling = HttpTransport(http, poll_s, clock, rng, broker) if http is not None else None
     if broker is not None:
         return MqttTransport(broker, polling)
-    assert polling is not None  # noqa: S101 (a link is one or the other)
+    if polling is None:
+        raise ConfigError(
+            'No link of this device carries the fleet\'s messages; add [[links]] with kind = "http" or "mqtt", or set '
+            "fleet.enabled = false."
+        )
     return polling

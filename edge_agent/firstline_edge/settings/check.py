@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, assert_never
 from urllib.parse import urlsplit
 
 from firstline_core.errors import ConfigError, did_you_mean
@@ -59,10 +59,13 @@ def check(settings: EdgeSettings) -> None:
     if settings.fleet.locked:
         _check_locked(settings.fleet.locked)
     for number, link in enumerate(settings.links):
-        if link.kind == "http":
-            _check_http(f"links[{number}]", link)
-        else:
-            _check_mqtt(f"links[{number}]", link)
+        match link.kind:
+            case "http":
+                _check_http(f"links[{number}]", link)
+            case "mqtt":
+                _check_mqtt(f"links[{number}]", link)
+            case _:
+                assert_never(link.kind)
 
 
 def _check_locked(names: tuple[str, ...]) -> None:

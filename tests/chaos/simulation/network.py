@@ -85,6 +85,9 @@ class SimulatedLink:
     async def close(self) -> None:
         pass
 
+    async def reconnect(self) -> None:
+        pass
+
     async def discard_connections(self) -> None:
         pass
 
