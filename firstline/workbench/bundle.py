@@ -10,7 +10,6 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Literal
 
 import msgspec
 
@@ -25,7 +24,7 @@ from firstline_core.bundle.manifest import MANIFEST_NAME, Manifest, Model, Polic
 from firstline_core.bundle.store import Bundle, open_bundle
 from firstline_core.errors import ConfigError, FirstlineError, about, error_key
 from firstline_core.processing.steps import Graph, ModelInput, decoded_kind
-from firstline_core.runtime.base import RowByRow, Runtime
+from firstline_core.runtime.base import RowByRow, Runtime, RuntimeName
 from firstline_core.runtime.select import RuntimeOptions, load_runtime
 from firstline_core.storage.artefact import Artefact
 from firstline_core.storage.files import naming, unwritable
@@ -34,7 +33,6 @@ from firstline_core.tasks.classification import Classification
 from firstline_core.tasks.installed import package_of
 from firstline_core.types import TensorSpec
 
-RuntimeName = Literal["onnx", "tflite"]
 _OF_ALL_MODELS = {"preprocess", "postprocess"}
 """A model's keys that a recipe may have for all models."""
 Warn = Callable[[str], None]

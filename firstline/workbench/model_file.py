@@ -9,10 +9,11 @@ from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import assert_never
 
-from firstline.workbench.bundle import RuntimeName, runtime_of
+from firstline.workbench.bundle import runtime_of
 from firstline.workbench.data.files import DAMAGED_ZIP
-from firstline_core.runtime.base import RowByRow
+from firstline_core.runtime.base import RowByRow, RuntimeName
 from firstline_core.runtime.litert import operator_names
 from firstline_core.runtime.onnx_file import parse_model, text_of
 from firstline_core.runtime.select import RuntimeOptions, load_runtime
@@ -62,7 +63,7 @@ def read_model_file(file: Path, options: RuntimeOptions = RuntimeOptions()) -> M
         if without_rows:
             without_rows += tuple(spec.name for spec in raw.outputs if len(spec.shape) < 2 or spec.shape[0] != 1)
         loaded = RowByRow(raw, without_rows)
-        operators, metadata = (operator_names(file), {}) if runtime == "tflite" else _onnx(file.read_bytes())
+        operators, metadata = _operators_and_metadata(file, runtime)
         return ModelFile(
             name=file.name,
             runtime=runtime,
@@ -104,6 +105,16 @@ def with_output_rows(file: ModelFile, outputs: Arrays) -> tuple[ModelFile, Array
     return replace(file, outputs=added, without_rows=tuple(outputs)), {
         name: array[None] for name, array in outputs.items()
     }
+
+
+def _operators_and_metadata(file: Path, runtime: RuntimeName) -> tuple[tuple[str, ...], dict[str, str]]:
+    match runtime:
+        case "onnx":
+            return _onnx(file.read_bytes())
+        case "tflite":
+            return operator_names(file), {}
+        case _:
+            assert_never(runtime)
 
 
 def _onnx(model: bytes) -> tuple[tuple[str, ...], dict[str, str]]:

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import struct
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
-from typing import Literal
 
+from firstline_core.runtime.base import RuntimeName
 from firstline_core.runtime.onnx_file import parse_model
 
 UNKNOWN = "unknown"
@@ -19,18 +19,18 @@ _TFLITE = {0: "fp32", 1: "fp16", 2: "int32", 3: "uint8", 4: "int64", 7: "int16",
 _ONNX = {1: "fp32", 2: "uint8", 3: "int8", 5: "int16", 6: "int32", 7: "int64", 10: "fp16", 11: "fp64", 16: "bf16"}
 
 
-def precision_of(file: Path, runtime: Literal["onnx", "tflite"]) -> str:
+def precision_of(file: Path, runtime: RuntimeName) -> str:
     """Returns the precision, e.g. "fp32" or "int8"; "unknown" for a file without weights, or of another kind."""
     sizes = weights_of(file, runtime)
     return sizes.most_common(1)[0][0] if sizes else UNKNOWN
 
 
-def weights_of(file: Path, runtime: Literal["onnx", "tflite"]) -> Counter[str]:
+def weights_of(file: Path, runtime: RuntimeName) -> Counter[str]:
     """Returns the bytes of weights by number format; empty for a file without weights, or of another kind."""
     content = file.read_bytes()
     sizes: Counter[str] = Counter()
     try:
-        for precision, size_bytes in (_onnx_weights if runtime == "onnx" else _tflite_weights)(content):
+        for precision, size_bytes in _WEIGHTS[runtime](content):
             sizes[precision] += size_bytes
     except (struct.error, ValueError, IndexError, TypeError):
         return Counter()  # the runtime says what is wrong with the file
@@ -52,3 +52,9 @@ def _onnx_weights(content: bytes) -> Iterator[tuple[str, int]]:
     constants = (attribute for node in graph.node if node.op_type == "Constant" for attribute in node.attribute)
     for tensor in (*graph.initializer, *(each.t for each in constants if each.HasField("t"))):
         yield _ONNX.get(tensor.data_type, UNKNOWN), tensor.ByteSize()
+
+
+_WEIGHTS: Mapping[RuntimeName, Callable[[bytes], Iterator[tuple[str, int]]]] = {
+    "onnx": _onnx_weights,
+    "tflite": _tflite_weights,
+}

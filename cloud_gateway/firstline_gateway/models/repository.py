@@ -13,7 +13,7 @@ from firstline_core.bundle.loaded_model import LoadedModel
 from firstline_core.bundle.manifest import Manifest, Model
 from firstline_core.errors import EngineUnavailableError, FirstlineError, ModelLoadError, UnknownModelError, listed
 from firstline_core.protocol.tensors import shown
-from firstline_core.runtime.select import PLATFORMS
+from firstline_core.runtime.select import RUNTIMES
 from firstline_core.types import ModelKey, ModelMetadata
 
 # ONNX Runtime keeps the weights of its file, and packs them once more for the processor: twice the file, and a little
@@ -169,7 +169,7 @@ class Repository:
             found = self._metadata[served.key] = ModelMetadata(
                 name=name,
                 versions=tuple(map(str, self.versions(name))),
-                platform=PLATFORMS[served.full.runtime],
+                platform=RUNTIMES[served.full.runtime].platform,
                 inputs=served.manifest.input_tensors,
                 outputs=served.manifest.task.outputs,
                 labels=served.manifest.labels,

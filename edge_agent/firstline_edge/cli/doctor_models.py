@@ -11,7 +11,7 @@ from firstline_core.bundle.manifest import Manifest, Model, certificate_problem,
 from firstline_core.bundle.store import Bundle, open_bundle, same_version
 from firstline_core.errors import ConfigError, FirstlineError, IntegrityError
 from firstline_core.routing.policy import Policy
-from firstline_core.runtime.select import RuntimeOptions, check_options
+from firstline_core.runtime.select import RUNTIMES, RuntimeOptions, check_options
 from firstline_core.storage.files import system_reason
 from firstline_core.telemetry.wording import counted, rounded
 from firstline_core.types import ModelKey
@@ -26,10 +26,6 @@ from firstline_edge.settings.settings import EdgeSettings
 from firstline_edge.state import StatePaths
 
 _RUNS = 20
-_INSTALL = {
-    "onnx": "pip install 'firstline[edge]'; on a Jetson instead 'firstline[edge-core]' and NVIDIA's onnxruntime-gpu",
-    "tflite": "pip install 'firstline[litert]'",
-}
 _PROVIDERS = (
     "correct models.providers, or install the onnxruntime build that has it; on a Jetson NVIDIA's onnxruntime-gpu, "
     "which pip install 'firstline[edge]' would replace: keep to 'firstline[edge-core]' there"
@@ -85,7 +81,7 @@ def _bundle_findings(bundle: Bundle, options: RuntimeOptions, settings: EdgeSett
     try:
         load_scorer(bundle, options)
     except FirstlineError as error:
-        return [problem(name, error.message, _INSTALL["onnx"])]
+        return [problem(name, error.message, RUNTIMES["onnx"].install)]
     if not manifest.edge:
         return [hint(name, "has no edge variant; every request goes to the cloud")]
     findings: list[Finding] = []
@@ -95,7 +91,7 @@ def _bundle_findings(bundle: Bundle, options: RuntimeOptions, settings: EdgeSett
         try:
             p50_ms, provider = _measure(bundle, model, options)
         except FirstlineError as error:
-            findings.append(problem(subject, error.message, _INSTALL[model.runtime]))
+            findings.append(problem(subject, error.message, RUNTIMES[model.runtime].install))
             continue
         used = used or model.id
         pace = f"{rounded(p50_ms)} ms a row (p50)" if p50_ms is not None else "loads; not measured, its sizes are free"

@@ -32,6 +32,7 @@ from firstline_core.fleet.twin import LIMIT_BYTES, Profiling, Reported, RunningM
 from firstline_core.hardware.kernel_files import Tree
 from firstline_core.hardware.readings import Snapshot, measured
 from firstline_core.hardware.sensors import total_memory
+from firstline_core.runtime.select import RUNTIMES
 from firstline_core.tasks.base import Task
 from firstline_core.tasks.field import field_occurrences
 from firstline_core.types import Answer, InferRequest, InferResponse, ModelVersion, RowAnswer, Status, Tier
@@ -54,8 +55,6 @@ _LIMIT = 64
 # The rest of a report is for the condition of the device, and for promises that have ended.
 _COUNTS_BYTES = LIMIT_BYTES - 24 * 1024
 _LINK_FAULTS = (LinkStatus.DOWN, LinkStatus.PROBING, LinkStatus.REFUSED)
-# The names of runtimes in a bundle's manifest, with the packages that provide them.
-_RUNTIMES = {"onnx": ("onnxruntime",), "tflite": ("ai_edge_litert", "tflite_runtime")}
 
 
 def running_models(models: Models) -> tuple[RunningModel, ...]:
@@ -83,7 +82,7 @@ def device_hardware(state_dir: Path, *, several: bool = False, tree: Tree | None
         several: see `Hardware`.
         tree: the kernel's files; None for those of this machine.
     """
-    runtimes = frozenset(name for name, packages in _RUNTIMES.items() if any(map(find_spec, packages)))
+    runtimes = frozenset(name for name, kind in RUNTIMES.items() if any(map(find_spec, kind.modules)))
     try:
         free_bytes: int | None = shutil.disk_usage(state_dir).free
     except OSError:

@@ -31,7 +31,7 @@ from firstline_core.protocol.tensors import shown
 from firstline_core.routing.certificate import Certificate
 from firstline_core.routing.policy import Logistic
 from firstline_core.runtime.batch_times import LOOP_LIMIT_S
-from firstline_core.runtime.select import PLATFORMS
+from firstline_core.runtime.select import RUNTIMES
 from firstline_core.tasks.field import field_group, field_scores
 from firstline_core.telemetry.wording import rounded
 from firstline_core.types import Arrays, InferRequest, ModelMetadata, ModelVersion, payload_bytes, slice_rows
@@ -291,7 +291,7 @@ class DeviceModel:
         return ModelMetadata(
             name=self.manifest.name,
             versions=(self.version,),
-            platform=PLATFORMS[self.edge.loaded.model.runtime] if self.edge else "firstline",
+            platform=RUNTIMES[self.edge.loaded.model.runtime].platform if self.edge else "firstline",
             inputs=self.manifest.input_tensors,
             outputs=self.manifest.task.outputs,
             labels=self.manifest.labels,

@@ -17,7 +17,7 @@ from firstline_core.hardware.survey import fingerprint
 from firstline_core.planning.plan import quickest
 from firstline_core.profile.files import bundled_profiles, profile_of_machine
 from firstline_core.profile.profile import Point, PointKey, Profile, of_one_row
-from firstline_core.runtime.select import RuntimeOptions
+from firstline_core.runtime.select import RUNTIMES, RuntimeOptions
 from firstline_core.telemetry.logs import logger
 from firstline_edge.state import StatePaths
 
@@ -75,7 +75,7 @@ def fastest_options(profile: Profile, options: RuntimeOptions, model: Model) -> 
     if not points:
         return options
     key = quickest(points).key
-    providers = (key.provider,) if model.runtime == "onnx" else options.providers
+    providers = options.providers if RUNTIMES[model.runtime].only_provider else (key.provider,)
     return RuntimeOptions(providers, key.threads, options.decoding)
 
 
@@ -88,7 +88,7 @@ def known_point(profile: Profile, loaded: LoadedModel, options: RuntimeOptions) 
         options: with which it was loaded.
     """
     runs_on = loaded.runtime.provider
-    provider = runs_on if loaded.model.runtime == "onnx" else "tflite"
+    provider = RUNTIMES[loaded.model.runtime].only_provider or runs_on
     wanted = PointKey(loaded.model.id, loaded.digest, provider, options.threads, 1)
     point = next((one for one in profile.points if one.key == wanted), None)
     measured = point is not None and point.ran_on == runs_on and point.query.quantiles_ms[0] > 0

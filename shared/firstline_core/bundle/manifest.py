@@ -17,6 +17,7 @@ from firstline_core.errors import ConfigError, FirstlineError, InferenceError, I
 from firstline_core.processing import steps as ops
 from firstline_core.routing.certificate import Certificate
 from firstline_core.routing.policy import Logistic
+from firstline_core.runtime.base import RuntimeName
 from firstline_core.storage.artefact import Artefact
 from firstline_core.storage.structs import fault_of
 from firstline_core.tasks.base import DeclaredOutputs, Task
@@ -75,7 +76,7 @@ class Model(Struct, frozen=True, forbid_unknown_fields=True):
 
     id: Name
     artefact: Artefact
-    runtime: Literal["onnx", "tflite"]
+    runtime: RuntimeName
     precision: str
     inputs: Annotated[tuple[ops.ModelInput, ...], Meta(min_length=1)]
     postprocess: tuple[ops.PostStep, ...] = ()

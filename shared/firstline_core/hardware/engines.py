@@ -21,9 +21,9 @@ import numpy as np
 from firstline_core.errors import InferenceError, ModelLoadError
 from firstline_core.hardware.catalogue import MOST, Engine
 from firstline_core.hardware.kernel_files import printable_name
-from firstline_core.runtime import litert, onnx
 from firstline_core.runtime.child import ChildFailed, run_python
 from firstline_core.runtime.priority import use_lowest_priority
+from firstline_core.runtime.select import RUNTIMES
 
 _TRIAL_S = 60.0
 _REASON_CHARACTERS = 160
@@ -43,7 +43,7 @@ def engines(progress: Callable[[str], None], must_end: Callable[[], str]) -> tup
         must_end: see `run_python`.
     """
     found: list[Engine] = []
-    for runtime in ("onnx", "tflite"):
+    for runtime in RUNTIMES:
         progress(f"which providers {runtime} has")
         try:
             listed = run_python((*_TRIAL, runtime), limit_s=_TRIAL_S, must_end=must_end)
@@ -67,7 +67,7 @@ def try_engine(
     """Returns whether a provider or delegate runs the trial model.
 
     Args:
-        runtime: "onnx" or "tflite".
+        runtime: as a bundle's manifest names it.
         name: of the provider or delegate.
         limit_s: after which the process is ended.
         trial: arguments of Python that try it.
@@ -85,12 +85,10 @@ def try_engine(
 def trial(runtime: str, name: str) -> Engine:
     """Returns the result of running the trial model in this process."""
     began_s = time.perf_counter()
-    ones = np.ones((1, 1, 8, 8) if runtime == "onnx" else (1, 8, 8, 1), np.float32)
+    kind = RUNTIMES[runtime]
+    ones = np.ones((1, 1, 8, 8) if kind.channels_first else (1, 8, 8, 1), np.float32)
     try:
-        if runtime == "onnx":
-            found = onnx.run_alone(_FOLDER / "trial.onnx", name, ones)
-        else:
-            found = litert.run_alone(_FOLDER / "trial.tflite", name, ones)
+        found = kind.run_alone(_FOLDER / f"trial.{runtime}", name, ones)
     except (ModelLoadError, InferenceError) as error:
         return _failed(runtime, name, error.message)
     first_s = time.perf_counter() - began_s
@@ -111,7 +109,7 @@ def main(arguments: list[str]) -> int:
     use_lowest_priority()
     runtime, *named = arguments
     if not named:
-        sys.stdout.buffer.write(msgspec.json.encode(onnx.providers() if runtime == "onnx" else litert.delegates()))
+        sys.stdout.buffer.write(msgspec.json.encode(RUNTIMES[runtime].engines()))
         return 0
     sys.stdout.buffer.write(msgspec.json.encode(trial(runtime, named[0])))
     sys.stdout.flush()

@@ -25,7 +25,7 @@ from firstline_core.profile.files import update_profile, with_result
 from firstline_core.profile.profile import POINTS, REASON_CHARACTERS, Point, PointKey, Profile, RefusedPoint
 from firstline_core.profile.summary import accuracies
 from firstline_core.runtime.child import ChildFailed, Interrupted, run_python
-from firstline_core.runtime.select import CPU
+from firstline_core.runtime.select import CPU, RUNTIMES
 from firstline_core.storage.files import system_reason
 from firstline_core.telemetry.logs import logger
 
@@ -183,7 +183,7 @@ def profile_keys(manifest: Manifest, options: ProfileOptions, cores: float) -> l
         PointKey(model.id, model.digest, provider, count, batch)
         for model in manifest.models
         if not wanted or model.id in wanted
-        for provider in (options.providers if model.runtime == "onnx" else ("tflite",))
+        for provider in RUNTIMES[model.runtime].providers(options.providers)
         for count in threads
         for batch in (batches if model.batch is None else (model.batch,))
     ]

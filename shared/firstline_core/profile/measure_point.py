@@ -25,11 +25,9 @@ from firstline_core.profile import scenarios
 from firstline_core.profile.measure import Job
 from firstline_core.profile.meters import EnergyMeter, heat_up, peak, reset_peak, waited_s
 from firstline_core.profile.profile import Point, PointKey, QueryBytes, distribution
-from firstline_core.runtime.litert import delegates as tflite_delegates
 from firstline_core.runtime.memory import keep_freed_memory
-from firstline_core.runtime.onnx import providers as onnx_providers
 from firstline_core.runtime.priority import use_lowest_priority
-from firstline_core.runtime.select import CPU, RuntimeOptions
+from firstline_core.runtime.select import CPU, RUNTIMES, RuntimeOptions
 from firstline_core.types import Arrays, payload_bytes, row_count
 
 _SHARES = {"query": 0.4, "loaded": 0.6}
@@ -74,7 +72,7 @@ def measure(job: Job) -> Point:
         heat_up(heat_s)
     began_s, before_s = time.perf_counter(), waited_s()
     bundle, model = _found(job)
-    (onnx_providers if model.runtime == "onnx" else tflite_delegates)()  # imports it: its memory is not the model's
+    RUNTIMES[model.runtime].engines()  # imports it: its memory is not the model's
     before_bytes = reset_peak()
     load_s = time.perf_counter()
     loaded = load_model(bundle, model, _options(key, model))
@@ -124,7 +122,7 @@ def _found(job: Job) -> tuple[Bundle, Model]:
 
 
 def _options(key: PointKey, model: Model) -> RuntimeOptions:
-    provider = key.provider if model.runtime == "onnx" and key.provider != "tflite" else CPU
+    provider = CPU if RUNTIMES[model.runtime].only_provider else key.provider
     return RuntimeOptions((provider,), key.threads)
 
 

@@ -12,6 +12,9 @@ from firstline_core.errors import InvalidTensorError, ModelLoadError, about, did
 from firstline_core.telemetry.wording import counted
 from firstline_core.types import Array, TensorSpec
 
+RuntimeName = Literal["onnx", "tflite"]
+"""The name of a runtime in a bundle's manifest; `select.py: RUNTIMES` says what differs between them."""
+
 Feeds = Mapping[str, Array]
 """One array for each input of a model, by name."""
 

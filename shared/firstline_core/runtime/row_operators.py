@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, assert_never
 
 import numpy as np
 
+from firstline_core.runtime.base import RuntimeName
 from firstline_core.runtime.litert import operator_names
 
 _EVAL = "export the model for inference (in PyTorch: model.eval() and training=TrainingMode.EVAL)"
@@ -42,7 +43,7 @@ class RowOperator(NamedTuple):
 
 
 def find_row_operator(
-    file: Path, runtime: Literal["onnx", "tflite"], depends_on: Literal["nothing", "batch", "run"]
+    file: Path, runtime: RuntimeName, depends_on: Literal["nothing", "batch", "run"]
 ) -> RowOperator | None:
     """Returns the first known operator that makes an answer depend on the batch, or on the run.
 
@@ -51,15 +52,27 @@ def find_row_operator(
         runtime: that loads it.
         depends_on: the result of `row_check.py`.
     """
-    if runtime == "tflite":
-        names = operator_names(file)
-        variables = next((name for name in names if name in _TFLITE_VARIABLES), None)
-        chance = next((name for name in names if name in _TFLITE_RANDOM), None)
-        if chance is not None:
-            return RowOperator(chance, "", "draws random numbers", _CONSTANT)
-        if variables is not None:
-            return RowOperator(variables, "", "keeps state that is not reset", "export the model without state")
-        return None
+    match runtime:
+        case "onnx":
+            return _onnx_operator(file, depends_on)
+        case "tflite":
+            return _tflite_operator(file)
+        case _:
+            assert_never(runtime)
+
+
+def _tflite_operator(file: Path) -> RowOperator | None:
+    names = operator_names(file)
+    variables = next((name for name in names if name in _TFLITE_VARIABLES), None)
+    chance = next((name for name in names if name in _TFLITE_RANDOM), None)
+    if chance is not None:
+        return RowOperator(chance, "", "draws random numbers", _CONSTANT)
+    if variables is not None:
+        return RowOperator(variables, "", "keeps state that is not reset", "export the model without state")
+    return None
+
+
+def _onnx_operator(file: Path, depends_on: str) -> RowOperator | None:
     try:
         found = list(_onnx_operators(file.read_bytes()))
     except (OSError, ValueError):

@@ -1,16 +1,22 @@
 import sys
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
 
 from bench.support.onnx_models import linear
 from firstline_core.errors import ConfigError, ModelLoadError
+from firstline_core.runtime.base import RuntimeName
 from firstline_core.runtime.litert import LiteRtRuntime
 from firstline_core.runtime.onnx import OnnxRuntime
-from firstline_core.runtime.select import RuntimeOptions, check_options, load_runtime
+from firstline_core.runtime.select import RUNTIMES, RuntimeOptions, check_options, load_runtime
 
 DIGITS_TFLITE = Path(__file__).parents[4] / "models" / "digits" / "artefacts" / "edge.tflite"
+
+
+def test_each_runtime_of_a_manifest_has_its_row() -> None:
+    assert tuple(RUNTIMES) == get_args(RuntimeName)
 
 
 def test_the_declared_runtime_loads_the_file(tmp_path: Path) -> None:
