@@ -107,7 +107,7 @@ async def site_at(folder: Path, broker: Broker | None = None, *, bytes_by_http: 
 
 
 def with_cores(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
-    """Each model has a point with one thread, and one with as many threads as the machine has cores."""
+    """Lets a profile measure each model with one thread, and with this many threads, if they are more."""
     monkeypatch.setattr("firstline_core.hardware.survey.usable_cores", lambda _: (float(count), False))
 
 

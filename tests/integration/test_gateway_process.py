@@ -106,7 +106,8 @@ sys.exit(main())
 
 
 def test_signal_stops_a_gateway_that_loads_a_slow_model(config: Path) -> None:
-    (script := config.with_name("loading.py")).write_text(_LOADING)
+    script = config.with_name("loading.py")
+    script.write_text(_LOADING)
     environment = os.environ | {"FIRSTLINE_GATEWAY_MODELS__WAIT": "false"}
     process = ForkedProcess(str(script), "run", "--config", config, environ=environment)
     try:
@@ -247,7 +248,8 @@ sys.exit(main())
 
 def with_few_descriptors(config: Path) -> TierProcess:
     """A gateway that may open 256 files and connections."""
-    (script := config.with_name("limited.py")).write_text(_FEW_DESCRIPTORS)
+    script = config.with_name("limited.py")
+    script.write_text(_FEW_DESCRIPTORS)
     return TierProcess(str(script), "--config", config, log=config.with_suffix(".log"))
 
 

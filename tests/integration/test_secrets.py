@@ -1,4 +1,4 @@
-"""Secrets stay where they were put: not in what a value says of itself."""
+"""The representations of values contain no secrets."""
 
 from pathlib import Path
 
