@@ -70,7 +70,7 @@ class Site:
         encryption = bytes.fromhex(KEY)
         body = b"".join(pem.partition(b"-----END")[0].splitlines()[1:])  # 48 characters of it are every key's
         words = (STORE_PASSWORD, GATEWAY_PASSWORD, DEVICE_PASSWORD, WRONG_PASSWORD, API_TOKEN, KEY)
-        found = [one.encode() for one in (*words, self.device_key.removeprefix("flt_"), self.device_key[8:30])]
+        found = [one.encode() for one in (*words, self.device_key.removeprefix("flk_"), self.device_key[8:30])]
         found += [encryption, base64.b64encode(encryption), number, number.hex().encode(), body[50:90]]
         return [*found, KEY[:16].upper().encode(), str(encryption)[2:-1].encode()]
 
