@@ -119,6 +119,20 @@ async def test_the_header_of_an_image_is_read_once(tmp_path: Path, monkeypatch: 
     assert read == [digit]
 
 
+async def test_an_image_next_to_a_cached_one_keeps_its_size(tmp_path: Path) -> None:
+    small, large = encode(np.zeros((8, 8), np.uint8)), encode(np.tile(np.arange(24, dtype=np.uint8) * 10, (16, 1)))
+
+    async def tiers_of(*encoded: bytes) -> list[Tier]:
+        request = InferRequest("digits", (images(*encoded),), new_request_id(), route=Route.EDGE)
+        response = await running.data_plane.infer(request)
+        return [each.tier for each in response.answer.rows or (response.answer,)]
+
+    async with EdgeAgent(edge_settings(tmp_path)) as running:
+        assert await tiers_of(small) == [Tier.EDGE]
+        assert await tiers_of(small, large) == [Tier.CACHE, Tier.EDGE]
+        assert await tiers_of(large, small) == [Tier.CACHE, Tier.CACHE]
+
+
 class Counting:
     """How many functions of Python's are entered while it is."""
 
