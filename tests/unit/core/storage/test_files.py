@@ -87,6 +87,7 @@ def test_concurrent_writers_leave_a_whole_file(tmp_path: Path, monkeypatch: pyte
 
 def test_unfinished_files_of_killed_writers_are_removed(tmp_path: Path) -> None:
     left = ("fi[l]e.0a1b2c3d.new", "fi[l]e.d3c2b1a0.new", "file.0a1b2c3d.new", "fi[l]e.note.new")
+    left += ("fi[x]e.0a1b2c3d.new", "fi[l]e.0a1b2c3d.new~")
     for name in left:
         (tmp_path / name).write_bytes(b"half")
         os.utime(tmp_path / name, (1e9, 1e9))

@@ -13,10 +13,10 @@ from bench.support.bundles import with_certificate
 from firstline_core.routing import policy
 from firstline_core.routing.certificate import GroupCertificate
 from firstline_core.tasks.classification import Classification
-from firstline_core.types import PROBABILITIES, Reason, Tier
+from firstline_core.types import PROBABILITIES, InferRequest, Reason, Tensor, Tier
 from firstline_edge.cascade.cascade import TierRouter, policy_from
 from firstline_edge.models.models import DeviceModel
-from firstline_edge.requests.context import ModelOutput, Row
+from firstline_edge.requests.context import ModelOutput, RequestContext, Row
 from firstline_edge.settings.settings import PolicySection
 
 
@@ -116,6 +116,15 @@ def test_each_class_has_its_threshold(model: DeviceModel) -> None:
     assert decided(router, model, row(NO, 1.0)) == (Tier.CLOUD, False)
     assert [router.threshold(model, group) for group in (None, "yes", "no")] == [0.6, 0.6, math.inf]
     assert router.decide(model, Row(0, b"", b""), router.terms(model)).reason is Reason.HEAVY
+
+
+def test_each_row_is_decided_by_its_own_class(model: DeviceModel) -> None:
+    decisions = Scene().cascade.decisions
+    rows = [row(YES, 0.8), row(NO, 0.8), row(YES, 0.5)]
+    inputs = (Tensor("x", np.zeros((len(rows), 1), np.float32)),)
+    context = RequestContext(InferRequest(model.manifest.name, inputs, "id"), math.inf, rows=rows)
+    assert decisions.decide(context, model, None, None) == rows[1:]
+    assert [each.group for each in rows] == ["yes", "no", "yes"]
 
 
 def test_a_raised_threshold_is_covered(model: DeviceModel) -> None:
