@@ -445,9 +445,7 @@ class EdgeAgent:
             recorder=self.recorder,
             clock=self._clock,
         )
-        self.files = FileRoute(
-            self.data_plane, self.decoding, self.settings.decoding.limits, self.data_plane.default_timeout_s
-        )
+        self.files = FileRoute(self.data_plane, self.decoding, self.settings.decoding.limits)
         self.operations = Operations(
             plane=self.data_plane,
             metrics=self.metrics,

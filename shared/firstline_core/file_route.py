@@ -78,16 +78,12 @@ class FileRoute:
         plane: answers requests.
         decoding: its threads draw pictures, within its memory.
         limits: of one image.
-        timeout_s: of a request that states none; None for no deadline.
     """
 
-    def __init__(
-        self, plane: FilePlane, decoding: FileDecoding, limits: DecodingLimits, timeout_s: float | None = None
-    ) -> None:
+    def __init__(self, plane: FilePlane, decoding: FileDecoding, limits: DecodingLimits) -> None:
         self._plane = plane
         self._decoding = decoding
         self._limits = limits
-        self._timeout_s = timeout_s
 
     async def read(
         self, model: str, metadata: ModelMetadata, request: Request, body: bytes, principal: str
@@ -105,9 +101,7 @@ class FileRoute:
             RequestError: see `read_view` and `file_inference.read_request`.
         """
         read_view(request.query, model, self._plane.task(model))  # before the model runs
-        arrived_s = request.info.arrived_s
-        deadline_s = None if self._timeout_s is None else arrived_s + self._timeout_s
-        origin = Origin(arrived_s, principal, limits=self._plane.limits, trace=request.trace, deadline_s=deadline_s)
+        origin = Origin(request.info.arrived_s, principal, limits=self._plane.limits, trace=request.trace)
         return await file_inference.read_request(model, metadata, request.headers, request.query, body, origin=origin)
 
     async def answer(self, inference: InferRequest, request: Request) -> Reply:

@@ -152,9 +152,7 @@ class App:
         with self.bodies.share(principal) as share:
             body = await request.body(plane.limits, share)
             body = await share.decompressed(request.headers, body, plane.limits)
-            arrived_s = request.info.arrived_s
-            deadline_s = arrived_s + plane.default_timeout_s
-            origin = Origin(arrived_s, principal, limits=plane.limits, trace=request.trace, deadline_s=deadline_s)
+            origin = Origin(request.info.arrived_s, principal, limits=plane.limits, trace=request.trace)
             inference = await http.read_infer_request(*_model(request), request.headers, body, origin)
             return http.response_reply(plane, inference, await plane.infer(inference))
 

@@ -135,10 +135,6 @@ class EdgeDataPlane:
         links: to the gateway.
         recorder: counts and logs.
         clock: for deadlines.
-
-    Attributes:
-        default_timeout_s: of a request that states none. Transports count it from the arrival; here it counts from the
-            call, for callers in the same process.
     """
 
     server_name = "firstline-edge"
@@ -157,7 +153,7 @@ class EdgeDataPlane:
 
     def __post_init__(self) -> None:
         self.limits = request_limits(self.settings.api)
-        self.default_timeout_s = self.settings.policy.default_timeout_ms / 1000
+        self._default_timeout_s = self.settings.policy.default_timeout_ms / 1000
         self._admission = AdmissionQueue(self.settings.api.waiting_limit, self.clock)
 
     def stop(self) -> None:
@@ -171,7 +167,7 @@ class EdgeDataPlane:
         if tracing.active and request.trace is None and (trace := tracing.begin()) is not None:
             request = replace(request, trace=trace)
         started_s = self.clock.monotonic_s()
-        deadline_s = started_s + self.default_timeout_s if request.deadline_s is None else request.deadline_s
+        deadline_s = started_s + self._default_timeout_s if request.deadline_s is None else request.deadline_s
         context = RequestContext(request, deadline_s)
         try:
             await self._admission.take(deadline_s)

@@ -32,7 +32,7 @@ def grpc_server(agent: EdgeDataPlane, access: Access, bodies: BodyBudget) -> Grp
     hooks = CallHooks(authorize, bodies.share, lambda *_: None)
     api, grpc = agent.settings.api, agent.settings.grpc
     return GrpcServer(
-        InferenceService(agent, hooks, timeout_s=agent.default_timeout_s),
+        InferenceService(agent, hooks),
         host_and_port(api.host, grpc.port),
         body_limit_bytes=api.body_limit_bytes,
         calls_limit=grpc.calls_limit,

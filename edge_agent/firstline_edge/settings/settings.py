@@ -156,7 +156,7 @@ class PolicySection(Section, frozen=True, kw_only=True):
     min_threshold: float = -math.inf
     """Raises a bundle's threshold if that is lower; it can only make this device more careful."""
     default_timeout_ms: Positive = 2_000
-    """Deadline of a request without one, counted from its first bytes like a request's own."""
+    """Deadline of a request without one."""
     deadline_reserve_ms: NotNegative = 20
     """Reserved of a deadline, at most a quarter of it, to store the promise and write the edge answer in time."""
 

@@ -83,7 +83,7 @@ def request_from_file(
         id=checked_id(query.get("id", ""), origin.limits),
         principal=origin.principal,
         trace=origin.trace,
-        **({"deadline_s": origin.deadline_s} | preferences),
+        **preferences,
     )
 
 

@@ -62,7 +62,6 @@ class Origin(Struct, frozen=True):
             ignored.
         limits: checked against the declared sizes before anything is allocated.
         trace: trace context in the headers; it takes precedence over one in the body.
-        deadline_s: of a request without `timeout`, on the clock of `now_s`; None for no deadline.
     """
 
     now_s: float = 0.0
@@ -70,7 +69,6 @@ class Origin(Struct, frozen=True):
     trust_request_id: bool = False
     limits: Limits = DEFAULT_LIMITS
     trace: TraceContext | None = None
-    deadline_s: float | None = None
 
 
 UNKNOWN = Origin()
@@ -138,7 +136,6 @@ def request_of(model: str, version: str, head: RequestHead, inputs: tuple[Tensor
         id=head.id,
         outputs=head.outputs,
         binary_output=bool(parameters and params.flag(parameters, "binary_data_output")),
-        deadline_s=origin.deadline_s,
         full_model_digest=params.text(parameters, "full_model_digest") if parameters else "",
         principal=origin.principal,
         audit=audit,

@@ -90,16 +90,12 @@ class InferenceService:
     Args:
         plane: the tier that answers.
         hooks: of the tier.
-        timeout_s: of a request that states none; None for no deadline.
         clock: of the deadlines.
     """
 
-    def __init__(
-        self, plane: DataPlane, hooks: CallHooks, *, timeout_s: float | None = None, clock: Clock = SYSTEM_CLOCK
-    ) -> None:
+    def __init__(self, plane: DataPlane, hooks: CallHooks, *, clock: Clock = SYSTEM_CLOCK) -> None:
         self._plane = plane
         self._hooks = hooks
-        self._timeout_s = timeout_s
         self._clock = clock
 
     def handler(self) -> grpc.GenericRpcHandler:
@@ -224,12 +220,8 @@ class InferenceService:
             yield reply.SerializeToString()
 
     async def _answer(self, sent: bytes, caller: Caller, inference: _Inference) -> Any:
-        limits, arrived_s, deadline_s = self._plane.limits, inference.arrived_s, inference.deadline_s
-        if deadline_s is None and self._timeout_s is not None:
-            deadline_s = arrived_s + self._timeout_s
-        origin = Origin(
-            arrived_s, caller.principal, caller.trust_request_id, limits, inference.trace, deadline_s=deadline_s
-        )
+        limits = self._plane.limits
+        origin = Origin(inference.arrived_s, caller.principal, caller.trust_request_id, limits, inference.trace)
         head, raw = codec.split(sent, limits)
         request = await http.run_decoder(partial(codec.decode_request, head, raw, origin), len(head))
         inference.model, inference.id = request.model, request.id
