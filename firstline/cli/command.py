@@ -27,6 +27,7 @@ from typer.core import TyperArgument, TyperCommand, TyperGroup
 from firstline.cli import interrupt
 from firstline.cli.output import Output, OutputOption, print_json, print_table, say
 from firstline_core.command_line import run_with_output
+from firstline_core.docstrings import text_and_entries
 from firstline_core.errors import ConfigError, FirstlineError, did_you_mean
 from firstline_core.storage.files import system_reason
 from firstline_core.telemetry.wording import wanted_value
@@ -269,9 +270,7 @@ def _described(function_or_group: Any) -> tuple[str, dict[str, str]]:
         with suppress(OSError, TypeError):  # there is no source, so there is no help
             (definition,) = ast.parse(dedent(inspect.getsource(function_or_group))).body
             docstring = ast.get_docstring(definition)  # type: ignore[arg-type]  # a function or a class
-    text, *sections = re.split("\n\n(?:Args|Attributes):\n", docstring or "")
-    entries = re.findall(r"^    (\w+): (.+(?:\n {8}.+)*)", "".join(sections), re.MULTILINE)
-    return text, {name: " ".join(entry.split()) for name, entry in entries}
+    return text_and_entries(docstring or "")
 
 
 def _parameter(name: str, annotation: Any, default: Any, helps: Mapping[str, str]) -> inspect.Parameter:

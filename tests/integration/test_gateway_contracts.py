@@ -20,6 +20,7 @@ from support.inference import infer
 from support.keys import bearer, create_key
 from support.mqtt_device import device_at
 
+from firstline_core.fleet.rest import ContractState, ContractStates
 from firstline_core.ids import new_request_id
 from firstline_core.protocol import oip
 from firstline_core.types import ContractNotice, InferRequest, InferResponse
@@ -106,7 +107,10 @@ async def test_alarm_by_audits_is_shown_and_ended(line: Line) -> None:
         assert contract["e_value_peak"] >= 20
         assert contract["alarmed_since"] is not None
         assert contract["escalations_per_hour"] == 100
-        (detail,) = (await client.get(f"{CONTRACTS}/digits", headers=operator)).json()["contracts"]
+        one_bundle = (await client.get(f"{CONTRACTS}/digits", headers=operator)).json()
+        (detail,) = one_bundle["contracts"]
+        assert one_bundle.keys() == set(ContractStates.__struct_fields__)
+        assert detail.keys() == set(ContractState.__struct_fields__)
         assert len(detail["contributions"]) == 8
         assert (
             'firstline_gateway_contract_alarm{model="digits",version="1"} 1.0'

@@ -50,6 +50,23 @@ def test_each_json_answer_has_a_schema(document: dict[str, Any]) -> None:
     assert answers["/v2/models/{model}", "200"]["schema"]["properties"]["inputs"]["type"] == "array"
 
 
+def test_each_parameter_is_described(document: dict[str, Any]) -> None:
+    undescribed = {
+        (path, parameter["name"])
+        for path, methods in document["paths"].items()
+        for operation in methods.values()
+        for parameter in operation.get("parameters", ())
+        if not parameter.get("description")
+    }
+    assert not undescribed
+
+
+def test_sentences_about_attributes_are_at_their_properties(document: dict[str, Any]) -> None:
+    schemas = document["components"]["schemas"]
+    assert not [name for name, schema in schemas.items() if "Attributes:" in schema.get("description", "")]
+    assert "None" not in json.dumps([schema.get("properties", {}) for schema in schemas.values()])
+
+
 def test_each_operation_has_an_id_of_its_own(document: dict[str, Any]) -> None:
     ids = [operation["operationId"] for methods in document["paths"].values() for operation in methods.values()]
     assert len(set(ids)) == len(ids) > 20

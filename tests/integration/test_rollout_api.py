@@ -251,3 +251,15 @@ async def test_an_alarm_aborts_the_rollout_of_its_version_and_refuses_the_next(
     again = (await operator.post(ROLLOUTS, json=definition)).json()
     refused = await operator.post(f"{ROLLOUTS}/{again['id']}/start")
     assert refused.status_code == 409 and "contract" in refused.json()["detail"]
+
+
+async def test_the_etag_of_each_rollout_is_described(operator: httpx.AsyncClient) -> None:
+    paths = (await operator.get("/openapi.json")).json()["paths"]
+    created = await operator.post(ROLLOUTS, json=DEFINITION)
+    one = f"{ROLLOUTS}/{created.json()['id']}"
+    read, started = await operator.get(one), await operator.post(f"{one}/start")
+    described = ROLLOUTS + "/{rollout_id}"
+    answers = {(ROLLOUTS, "post"): created, (described, "get"): read, (described + "/{command}", "post"): started}
+    for (path, method), answer in answers.items():
+        assert answer.headers["etag"]
+        assert "ETag" in paths[path][method]["responses"][str(answer.status_code)]["headers"]

@@ -15,6 +15,7 @@ from fastapi.utils import deep_dict_update
 from pydantic import AfterValidator, BeforeValidator
 from starlette.responses import Response
 
+from firstline_core.docstrings import text_and_entries
 from firstline_core.errors import ConflictError, RequestError
 from firstline_core.protocol import http
 from firstline_core.protocol.http import Reply, json_reply
@@ -73,6 +74,12 @@ UNCHANGED: dict[str, Any] = {
 }
 """What a route with an `ETag` adds to its description."""
 
+
+def tagged(*parameters: dict[str, Any], status: int = 200) -> dict[str, Any]:
+    """Returns what a route adds to its description if it answers with an `ETag`, but never with 304."""
+    return {"parameters": list(parameters), "responses": {str(status): {"headers": ETAG}}}
+
+
 SCHEMAS = "x-schemas"
 """The schemas to which a route refers, until `describe` moves them to the components of the whole description."""
 NOTHING_ELSE: Mapping[str, Any] = MappingProxyType({})
@@ -103,7 +110,26 @@ def schemas(
     kinds = [kind for kind in (answers, takes) if kind is not None]
     parts = msgspec.json.encode(msgspec.json.schema_components(kinds, ref_template=_REFERENCE)[1])
     # openapi-python-client accepts no schema `false`; `maxItems` closes these tuples too.
-    return description | {SCHEMAS: msgspec.json.decode(parts.replace(b'"items":false', b'"items":{}'))}
+    decoded = msgspec.json.decode(parts.replace(b'"items":false', b'"items":{}'))
+    for part in decoded.values():
+        _describe_fields(part)
+    return description | {SCHEMAS: decoded}
+
+
+def _describe_fields(part: dict[str, Any]) -> None:
+    """Moves what a docstring says about attributes to the properties of these names."""
+    text, entries = text_and_entries(part.get("description", ""))
+    properties = part.get("properties", {})
+    for name in entries.keys() & properties.keys():
+        properties[name]["description"] = _in_json(entries[name])
+    others = (f"{name}: {_in_json(entry)}" for name, entry in entries.items() if name not in properties)
+    if text:
+        part["description"] = "\n\n".join((text, *others))
+
+
+def _in_json(entry: str) -> str:
+    """Returns a sentence about a field with JSON's names of Python's values."""
+    return re.sub(r"\bNone\b", "null", entry).replace("()", "[]")
 
 
 def _content_of(kind: type[msgspec.Struct]) -> dict[str, Any]:
@@ -156,7 +182,9 @@ OptionalDeviceName = Annotated[str, _optional_name("a device")]
 OptionalModelName = Annotated[str, _optional_name("a model")]
 OptionalBundleName = Annotated[str, _optional_name("a bundle")]
 OptionalMachineName = Annotated[str, _optional_name("a machine")]
-OptionalConfigurationName = Annotated[str, _optional_name("a configuration")]
+OptionalConfigurationName = Annotated[
+    str, Query(description="Name of the configuration."), _optional_name("a configuration")
+]
 OptionalRolloutId = Annotated[str, _optional_name("a rollout")]
 PageLimit = Annotated[int, Query(ge=1, le=PAGE)]
 

@@ -206,6 +206,17 @@ class ContractState(Struct, frozen=True):
         alarmed_since: time of the alarm; None while the promise holds.
         last_audit: time of the latest audit; None without audits.
         devices: number of devices that contributed audits.
+        edge_digest: SHA-256 of the edge variant and its processing.
+        threshold: the score from which its answers are accepted.
+        epsilon: the promised share of errors, or mean loss.
+        disagreements: number of audits in which the answers differ.
+        risk: estimated mean loss; None without audits.
+        e_value: evidence against the promise; the alarm is at 1 / level.
+        e_value_peak: its largest value so far.
+        first_audit: time of the first audit; None without audits.
+        devices_last_hour: number of devices that requested this version within the last hour.
+        escalations_per_hour: further escalations that each device may send after an alarm; None without one.
+        served: whether this gateway serves the version.
         contributions: the devices with the most disagreements; only in the answer about one bundle.
         evidence: over time; only in the answer about one bundle.
     """
@@ -227,6 +238,13 @@ class ContractState(Struct, frozen=True):
     e_value: float = 1.0
     devices: int = 0
     served: bool = True
+    edge_digest: str = ""
+    threshold: float | None = None
+    disagreements: int = 0
+    e_value_peak: float = 1.0
+    first_audit: str | None = None
+    devices_last_hour: int = 0
+    escalations_per_hour: float | None = None
     contributions: tuple[Contribution, ...] = ()
     evidence: tuple[Evidence, ...] = ()
 
@@ -235,9 +253,12 @@ class DeviceAlarm(Struct, frozen=True):
     """The alarm that the audits of one device raised, as the device reports it.
 
     Attributes:
-        ended: None while it lasts.
+        since: time at which it began.
+        ended: time at which it ended; None while it lasts.
         event: whose promise is broken; None for the promise about all rows.
         edge_digest: of the edge variant whose promise it is.
+        variant: id of that variant; None if its bundle is not served any more.
+        last_said: time of the device's latest report of it.
     """
 
     bundle: str
@@ -247,6 +268,8 @@ class DeviceAlarm(Struct, frozen=True):
     ended: str | None
     event: str | None = None
     edge_digest: str = ""
+    variant: str | None = None
+    last_said: str = ""
 
 
 class ContractStates(Struct, frozen=True):
@@ -255,6 +278,8 @@ class ContractStates(Struct, frozen=True):
     Attributes:
         contracts: with audits.
         unaudited: the promises of served bundles that no audit tests yet.
+        device_alarms: the latest alarms that the audits of single devices raised.
+        bundle: name of the bundle; only in the answer about one.
         delta: the probability with which a contract that holds may ever alarm.
     """
 
@@ -262,6 +287,7 @@ class ContractStates(Struct, frozen=True):
     unaudited: tuple[ContractState, ...] = ()
     device_alarms: tuple[DeviceAlarm, ...] = ()
     delta: float = 0.05
+    bundle: str = ""
 
     @property
     def lasting_alarms(self) -> tuple[DeviceAlarm, ...]:

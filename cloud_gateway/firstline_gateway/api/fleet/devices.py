@@ -33,6 +33,7 @@ from firstline_gateway.api.messages import (
     cached_response,
     check_unchanged,
     schemas,
+    tagged,
 )
 from firstline_gateway.api.persons import sees_rollout
 from firstline_gateway.fleet.devices import Filter
@@ -42,7 +43,7 @@ from firstline_gateway.rollouts.rollouts import Rollouts
 
 _ONE = rest.DEVICES_PATH + "/{name}"
 
-_CHANGE = schemas(rest.FleetDevice, takes=rest.DeviceChange, also={"parameters": [IF_MATCH]})
+_CHANGE = schemas(rest.FleetDevice, takes=rest.DeviceChange, also=tagged(IF_MATCH))
 _DOCUMENT = Limits(body_bytes=LIMIT_BYTES)
 
 

@@ -107,7 +107,9 @@ def file_routes(registry: Registry | None, access: Access) -> APIRouter:
 
     @router.head(wire.METADATA_PATH + "/{name}", include_in_schema=False)
     @router.get(wire.METADATA_PATH + "/{name}", openapi_extra=UNCHANGED)
-    async def read_metadata(request: Request, name: str) -> Response:
+    async def read_metadata(
+        request: Request, name: Annotated[str, Path(description="Such as `timestamp.json` or `3.root.json`.")]
+    ) -> Response:
         """Signed metadata, as The Update Framework names it: timestamp.json, 3.root.json."""
         content = (await _opened(registry).metadata(name)).content
         cache_control = "private, max-age=86400, immutable" if name[0].isdigit() else "private, no-cache"

@@ -24,6 +24,7 @@ from firstline_gateway.api.messages import (
     answer,
     body_of,
     schemas,
+    tagged,
 )
 from firstline_gateway.api.persons import check_rollout, sees_rollout
 from firstline_gateway.rollouts.commands import Command
@@ -33,7 +34,7 @@ from firstline_gateway.rollouts.rollouts import Rollouts
 _ONE = wire.ROLLOUTS_PATH + "/{rollout_id}"
 _KEY_CHARACTERS = 255
 _IDEMPOTENCY_KEY = request_header("Idempotency-Key", "Your own; a repeated request with it creates no second rollout.")
-_CREATE = schemas(wire.RolloutSummary, 201, takes=Definition, also={"parameters": [_IDEMPOTENCY_KEY]})
+_CREATE = schemas(wire.RolloutSummary, 201, takes=Definition, also=tagged(_IDEMPOTENCY_KEY, status=201))
 _LookPosition = Annotated[str, Query(pattern=r"^([0-9]{1,6}\.[0-9]{1,9})?$", description="A look, as `after` said.")]
 
 
@@ -66,7 +67,7 @@ def rollout_routes(rollouts: Rollouts, access: Access) -> APIRouter:
         check_rollout(person, definition.selector)
         return answer(await rollouts.plan(definition, size_bytes))
 
-    @router.get(_ONE, openapi_extra=schemas(wire.RolloutSummary))
+    @router.get(_ONE, openapi_extra=schemas(wire.RolloutSummary, also=tagged()))
     async def read_rollout(person: OnBehalf, rollout_id: RolloutId) -> Response:
         """One rollout: its state, and the effect of commands on its devices."""
         await check_own(rollouts, person, rollout_id)
@@ -95,7 +96,7 @@ def rollout_routes(rollouts: Rollouts, access: Access) -> APIRouter:
         await check_own(rollouts, person, rollout_id)
         return answer(await rollouts.devices(rollout_id, state.value if state is not None else "", after, limit))
 
-    @router.post(_ONE + "/{command}", openapi_extra=schemas(wire.RolloutSummary, also={"parameters": [IF_MATCH]}))
+    @router.post(_ONE + "/{command}", openapi_extra=schemas(wire.RolloutSummary, also=tagged(IF_MATCH)))
     async def command_rollout(
         request: Request, principal: Operator, person: OnBehalf, rollout_id: RolloutId, command: str
     ) -> Response:

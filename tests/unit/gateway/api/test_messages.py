@@ -1,10 +1,11 @@
-"""Which bytes a Range means: against a slow reading of RFC 9110."""
+"""Which bytes a Range means, against a slow reading of RFC 9110; and how structs are described."""
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from firstline_gateway.api.messages import ByteRange, byte_range_of, has_already
+from firstline_gateway.api.messages import SCHEMAS, ByteRange, byte_range_of, has_already, schemas
 
 ETAG = '"e"'
 NUMBERS = st.integers(0, 30)
@@ -58,3 +59,24 @@ def test_a_cached_version_is_recognised_by_its_etag() -> None:
     assert has_already("*", ETAG)
     assert not has_already('"x"', ETAG)
     assert not has_already(None, ETAG)
+
+
+class Box(msgspec.Struct):
+    """A box.
+
+    Attributes:
+        width: in metres; None if it was
+            never measured.
+        depth: in metres.
+    """
+
+    width: float | None
+    depth: float = msgspec.field(name="depth_metres", default=0.0)
+    height: float = 0.0
+
+
+def test_fields_are_described_by_the_entries_of_docstrings() -> None:
+    described = schemas(Box)[SCHEMAS]["Box"]
+    texts = {name: field.get("description") for name, field in described["properties"].items()}
+    assert texts == {"width": "in metres; null if it was never measured.", "depth_metres": None, "height": None}
+    assert described["description"] == "A box.\n\ndepth: in metres."
