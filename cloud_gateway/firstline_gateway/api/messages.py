@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from copy import deepcopy
-from functools import partial
+from functools import cache, partial
 from types import MappingProxyType
 from typing import Annotated, Any, NamedTuple, TypeVar
 
@@ -82,7 +82,7 @@ def tagged(*parameters: dict[str, Any], status: int = 200) -> dict[str, Any]:
 
 SCHEMAS = "x-schemas"
 """The schemas to which a route refers, until `describe` moves them to the components of the whole description."""
-NOTHING_ELSE: Mapping[str, Any] = MappingProxyType({})
+_NOTHING_ELSE: Mapping[str, Any] = MappingProxyType({})
 _REFERENCE = "#/components/schemas/{name}"
 
 
@@ -90,7 +90,7 @@ def schemas(
     answers: type[msgspec.Struct] | None = None,
     *statuses: int,
     takes: type[msgspec.Struct] | None = None,
-    also: Mapping[str, Any] = NOTHING_ELSE,
+    also: Mapping[str, Any] = _NOTHING_ELSE,
 ) -> dict[str, Any]:
     """Returns what a route adds to its OpenAPI description; the parts of its schemas are under `SCHEMAS`.
 
@@ -107,13 +107,18 @@ def schemas(
         deep_dict_update(
             description, {"responses": {str(status): _content_of(answers) for status in statuses or (200,)}}
         )
-    kinds = [kind for kind in (answers, takes) if kind is not None]
-    parts = msgspec.json.encode(msgspec.json.schema_components(kinds, ref_template=_REFERENCE)[1])
+    return description | {SCHEMAS: _parts_of(*filter(None, (answers, takes)))}
+
+
+@cache
+def _parts_of(*kinds: type[msgspec.Struct]) -> dict[str, Any]:
+    """Returns the schemas of types and of what they consist of, by name; they must not be changed."""
+    encoded = msgspec.json.encode(msgspec.json.schema_components(kinds, ref_template=_REFERENCE)[1])
     # openapi-python-client accepts no schema `false`; `maxItems` closes these tuples too.
-    decoded = msgspec.json.decode(parts.replace(b'"items":false', b'"items":{}'))
-    for part in decoded.values():
+    parts: dict[str, Any] = msgspec.json.decode(encoded.replace(b'"items":false', b'"items":{}'))
+    for part in parts.values():
         _describe_fields(part)
-    return description | {SCHEMAS: decoded}
+    return parts
 
 
 def _describe_fields(part: dict[str, Any]) -> None:
