@@ -72,6 +72,14 @@ async def test_file_inference_takes_parameters(alone: httpx.AsyncClient, sure_an
     assert refused.status_code == 400
 
 
+async def test_tensors_take_a_timeout(alone: httpx.AsyncClient) -> None:
+    pixels = {"name": "image", "datatype": "UINT8", "shape": [1, 8, 8, 1], "data": [0] * 64}
+    for timeout_us in (0, 5_000_000):
+        body = {"inputs": [pixels], "parameters": {"timeout": timeout_us, "route": "edge"}}
+        reply = await alone.post(V2, json=body)
+        assert (reply.status_code, reply.json()["parameters"]["reason"]) == (200, "requested")
+
+
 async def test_cross_origin_posts_are_refused(alone: httpx.AsyncClient) -> None:
     for origin in ("https://evil.example", "http://127.0.0.1.evil.example", "null"):
         reply = await alone.post(SHORT, content=scan(), headers={"Origin": origin})

@@ -1,7 +1,7 @@
 """Runtimes of models, the times of their batches, and the process that runs them.
 
 Modules
-    select          the runtimes, what differs between them, and their options
+    select          the table of runtimes, and their options
     base            the interface of all runtimes, and the checks of inputs
     onnx            ONNX Runtime
     litert          TFLite models

@@ -1,4 +1,4 @@
-"""The runtimes, what differs between them, and their options."""
+"""The table of runtimes, and their options."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def check_options(options: RuntimeOptions, setting: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class RuntimeKind:
-    """What differs between the runtimes.
+    """The properties of a runtime in which it differs from others.
 
     Args:
         load: loads a model file.
