@@ -6,6 +6,7 @@ Certificates use them: given the number of accepted answers, the errors among th
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from functools import lru_cache
 
 import numpy as np
@@ -17,7 +18,6 @@ _NEGLIGIBLE = 1e-17
 _BLOCK = 64  # terms at a time
 _LOG_2PI = math.log(2 * math.pi)
 _MOST_TRIALS = 2**62 - 1
-_PARTS = 32  # of a range of trials, tried together
 
 
 def cdf(errors: ArrayLike, trials: ArrayLike, rate: ArrayLike) -> Floats:
@@ -51,14 +51,15 @@ def rows_needed(errors: int, rate: float, level: float) -> int:
 
     Without errors that is ln(1/level) / ln(1/(1 - rate)): 299 for 1 % at 95 %. At most `_MOST_TRIALS`.
     """
-    low, high = errors, _MOST_TRIALS  # too few, and enough
-    tried = [(errors + 1) << power for power in range(_MOST_TRIALS.bit_length())]
-    while tried := [trials for trials in tried if low < trials < high]:
-        first = int(np.searchsorted(cdf(errors, tried, rate) <= level, True))
-        low, high = [low, *tried][first], [*tried, high][first]
-        step = -(-(high - low) // _PARTS)
-        tried = list(range(low + step, high, step))
-    return high
+
+    def are_enough(trials: int) -> bool:
+        return bool(cdf(errors, trials, rate) <= level)
+
+    most = errors + 1
+    while most < _MOST_TRIALS and not are_enough(most):
+        most *= 2
+    between = range(most // 2, most)
+    return min(between.start + bisect_left(between, True, key=are_enough), _MOST_TRIALS)
 
 
 def _lower_tail(k: Floats, n: Floats, rate: Floats) -> Floats:
