@@ -18,6 +18,7 @@ from firstline_core.errors import FirstlineError, RequestError, listed
 from firstline_core.protocol.http import JSON_TYPE
 from firstline_core.protocol.openapi import (
     MODEL,
+    PARAMETERS,
     PROBLEM,
     RETRY_AFTER,
     VERSION,
@@ -116,6 +117,32 @@ _PREFER = request_header(
 )
 
 
+_PARAMETERS = PARAMETERS | {
+    "accepted": "Only devices that are accepted, or only those that are not.",
+    "action": "Only decisions whose action begins like this, such as `rollout.`.",
+    "after": "Continue behind this one: the `after` of the page before.",
+    "alias": "Name of the alias.",
+    "bundle": "Name of the bundle.",
+    "command": "approve, start, pause, resume, promote, abort, retry or rollback.",
+    "hours": "Number of hours up to now.",
+    "limit": "Largest number of items on the page.",
+    "machine": "Name of the machine that was measured.",
+    "name": "Name of the device.",
+    "presence": "Only devices of this presence.",
+    "rollout_id": "The `id` of the rollout.",
+    "search": "Only devices whose names contain this.",
+    "selector": "Only devices with these tags, such as `site=kiel,line!=2`.",
+    "since_s": "Only from this moment on, in seconds since 1970 (UTC).",
+    "size_bytes": "Size of the bundle, if it is not in the registry yet.",
+    "sort": "What the devices are sorted by.",
+    "state": "Only devices in this state.",
+    "subject": "Only decisions about this, such as `device:press-7`.",
+    "tag": "The tag by whose values devices are counted.",
+    "webhook": "Name of the webhook.",
+}
+"""Descriptions of parameters by name, for those that their routes do not describe."""
+
+
 def describe(app: FastAPI) -> None:
     """Adds the inference routes, and the errors of every route, to the application's description."""
     of_framework = app.openapi
@@ -144,7 +171,7 @@ def describe(app: FastAPI) -> None:
             for path, operation in inference.items():
                 _take_jobs(operation)
                 schema["paths"][path] = {"post": operation}
-            app.openapi_schema = completed(schema)
+            app.openapi_schema = completed(schema, _PARAMETERS)
         return app.openapi_schema
 
     app.openapi = described  # type: ignore[method-assign]  # FastAPI's documented way to extend it

@@ -6,7 +6,7 @@ Each tier adds its own routes and serves all of them at `GET /openapi.json`.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from firstline_core.types import SOURCE_LIMIT, Reason, Status, Tier
@@ -136,39 +136,18 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "priority": {"type": "integer", "minimum": 0},
     "source": {"type": "string", "maxLength": SOURCE_LIMIT},
 }
-_PARAMETERS = {
-    "accepted": "Only devices that are accepted, or only those that are not.",
-    "action": "Only decisions whose action begins like this, such as `rollout.`.",
-    "after": "Continue behind this one: the `after` of the page before.",
-    "alias": "Name of the alias.",
-    "bundle": "Name of the bundle.",
-    "command": "approve, start, pause, resume, promote, abort, retry or rollback.",
-    "hours": "Number of hours up to now.",
-    "limit": "Largest number of items on the page.",
-    "machine": "Name of the machine that was measured.",
+PARAMETERS = {
     "model": "Name of the model.",
-    "name": "Name of the device.",
-    "presence": "Only devices of this presence.",
     "priority": "1 is the highest, 2 the default, 3 the lowest; 0 for the default.",
     "privacy": "`local_only` keeps the input on the device.",
     "request_id": "The `request_id` of the answer.",
-    "rollout_id": "The `id` of the rollout.",
     "route": "`edge` for the device's model, `cloud` for the full model; `auto` lets the tier decide.",
-    "search": "Only devices whose names contain this.",
-    "selector": "Only devices with these tags, such as `site=kiel,line!=2`.",
-    "since_s": "Only from this moment on, in seconds since 1970 (UTC).",
-    "size_bytes": "Size of the bundle, if it is not in the registry yet.",
-    "sort": "What the devices are sorted by.",
     "source": "The camera, microphone or machine of the input; audits of one source keep a distance in time.",
-    "state": "Only devices in this state.",
-    "subject": "Only decisions about this, such as `device:press-7`.",
-    "tag": "The tag by whose values devices are counted.",
     "timeout": "Microseconds until the deadline; 0 for the tier's default.",
     "version": "Version of the bundle.",
     "wait": "`first` returns the device's answer at once, and the correction follows.",
-    "webhook": "Name of the webhook.",
 }
-"""What parameters are, unless their routes say it themselves."""
+"""The parameters of both tiers, unless their routes describe them."""
 BYTES = {"schema": {"type": "string", "format": "binary"}}
 TEXT = {"schema": {"type": "string"}}
 
@@ -209,10 +188,14 @@ def refusal(description: str, problem: bool = False) -> dict[str, Any]:
     return {"description": description, "content": {form: {"schema": {"$ref": f"#/components/schemas/{schema}"}}}}
 
 
-def completed(document: dict[str, Any]) -> dict[str, Any]:
-    """Adds what routes have in common: the schema `Error`, the answers of V2, and what parameters and ids are.
+def completed(document: dict[str, Any], parameters: Mapping[str, str] = PARAMETERS) -> dict[str, Any]:
+    """Adds the schema `Error`, the answers of V2, descriptions of parameters, and an id for each operation.
 
     Generated clients name an operation by its id. An answer in JSON without a schema is an object.
+
+    Args:
+        document: of a tier.
+        parameters: descriptions by name, for parameters whose routes do not describe them.
     """
     document["components"].setdefault("schemas", {})["Error"] = _ERROR
     for path, methods in document["paths"].items():
@@ -220,8 +203,8 @@ def completed(document: dict[str, Any]) -> dict[str, Any]:
         for method, described in methods.items():
             described.setdefault("operationId", f"{method}_{words}")
             for parameter in described.get("parameters", ()):
-                if parameter["name"] in _PARAMETERS:
-                    parameter.setdefault("description", _PARAMETERS[parameter["name"]])
+                if parameter["name"] in parameters:
+                    parameter.setdefault("description", parameters[parameter["name"]])
             schema = _JSON_ANSWERS.get(path.replace("/versions/{version}", ""), ANY_OBJECT)
             for response in described["responses"].values():
                 content = response.get("content", {})

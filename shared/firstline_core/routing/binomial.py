@@ -49,7 +49,7 @@ def cdf(errors: ArrayLike, trials: ArrayLike, rate: ArrayLike) -> Floats:
 def rows_needed(errors: int, rate: float, level: float) -> int:
     """Returns the fewest trials with `errors` errors whose Clopper-Pearson bound at `level` is at most `rate`.
 
-    Without errors that is ln(1/level) / ln(1/(1 - rate)): 299 for 1 % at 95 %. At most `_MOST_TRIALS`.
+    Without errors that is ln(1/level) / ln(1/(1 - rate)): 299 for 1 % at 95 %. At most 2**62 - 1.
     """
 
     def are_enough(trials: int) -> bool:
