@@ -499,7 +499,7 @@ async def test_batches_that_closing_cuts_off_are_not_retried() -> None:
     far = Site(2)
     await far.pool.start()
     running = [far.begin() for _ in range(4)]
-    await asyncio.sleep(0.001)
+    await until(lambda: sum(server.running for server in far.servers) >= 4)
     before = far.asked
     assert await far.pool.close(0.001)
     outcomes = await asyncio.gather(*running)
