@@ -51,8 +51,9 @@ async def test_burst_is_answered_within_a_long_timeout(
 async def test_requests_that_would_be_late_are_refused_with_retry_after(tmp_path: Path) -> None:
     answers = await burst(tmp_path, timeout_s=0.1)
     statuses = {reply.status for reply, _ in answers}
-    assert 503 in statuses and statuses <= {200, 503}
+    codes = {503: "queue_full", 504: "deadline_exceeded"}  # 504 if the deadline passed before the agent read it
+    assert 503 in statuses and statuses <= {200, *codes}
     for reply, _ in answers:
-        if reply.status == 503:
+        if reply.status != 200:
             assert int(re.search(rb"retry-after: (\d+)", reply.head, re.IGNORECASE)[1]) >= 1
-            assert json.loads(reply.body)["code"] == "queue_full"
+            assert json.loads(reply.body)["code"] == codes[reply.status]

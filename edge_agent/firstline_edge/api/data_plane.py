@@ -11,7 +11,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from firstline_core.clock import Clock
-from firstline_core.errors import FirstlineError, NotReadyError, QueueFullError
+from firstline_core.errors import DeadlineExceededError, FirstlineError, NotReadyError, QueueFullError
 from firstline_core.protocol import file_inference
 from firstline_core.protocol.data_plane import EXTENSIONS, ModelState
 from firstline_core.protocol.extensions import config_json
@@ -74,11 +74,12 @@ class AdmissionQueue:
         """Returns when the request may begin: at once if no other waits and the slice has room.
 
         Raises:
-            QueueFullError: it is late already or cannot be in time, or too many wait.
+            DeadlineExceededError: its deadline passed while it was read.
+            QueueFullError: it cannot be in time, or too many wait.
         """
         now_s = self._clock.monotonic_s()
         if not self._waiting and deadline_s <= now_s:
-            raise QueueFullError(
+            raise DeadlineExceededError(
                 "The request's deadline passed while it was read; allow more time, or try again.", retry_after_s=1.0
             )
         slice_has_room = not self._begun or now_s < self._began_s + _SLICE_S

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from firstline_core.clock import SYSTEM_CLOCK
-from firstline_core.errors import QueueFullError
+from firstline_core.errors import DeadlineExceededError, QueueFullError
 from firstline_edge.api import data_plane as turns
 from firstline_edge.api.data_plane import AdmissionQueue
 
@@ -100,6 +100,6 @@ async def test_a_cancelled_request_takes_no_turn() -> None:
 async def test_a_passed_deadline_blames_no_other_request() -> None:
     desk = Desk()
     desk.clock.now_s = 5.0
-    with pytest.raises(QueueFullError, match="deadline passed while it was read") as refused:
+    with pytest.raises(DeadlineExceededError, match="deadline passed while it was read") as refused:
         await desk.turns.take(4.0)
     assert refused.value.retry_after_s == 1.0
