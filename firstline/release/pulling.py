@@ -20,8 +20,6 @@ from firstline_core.fleet.target import find_bundle
 from firstline_core.storage.artefact import SignedFile
 from firstline_core.storage.files import naming
 
-_UNFINISHED = ".part"
-
 
 class PulledBundle(NamedTuple):
     """The result of a pull: where the bundle is, and the bytes that were fetched for it."""
@@ -44,7 +42,7 @@ def pull_bundle(
         report: called with the progress.
 
     Raises:
-        ConfigError: the folder exists, or cannot be written.
+        ConfigError: the folder exists or cannot be written, or the earlier pull's folder has a file of another origin.
         UpdateError: the content differs from the signed content.
         FirstlineError: the registry refuses.
     """
@@ -52,9 +50,12 @@ def pull_bundle(
         raise ConfigError(f"{folder} exists already; name a folder that is to be made.")
     bundle = find_bundle(trust.refresh(), name, version)
     files = {MANIFEST_NAME: bundle.manifest} | {file: signed for file, (signed, _) in bundle.files.items()}
-    unfinished = folder.with_name(folder.name + _UNFINISHED)
+    unfinished = folder.with_name(f"{folder.name}.{name}@{version}.part")
     total, done, fetched = sum(file.size_bytes for file in files.values()), 0, 0
     with naming(unfinished, "written"):
+        for path in unfinished.rglob("*"):
+            if path.is_file() and path.relative_to(unfinished).as_posix() not in files:
+                raise ConfigError(f"{path} is not a file of this bundle; move it elsewhere, and pull again.")
         for inside, file in files.items():
             path = unfinished / inside
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -65,9 +66,6 @@ def pull_bundle(
                 report(done, total)
             done = before + file.size_bytes
             report(done, total)
-        for path in unfinished.rglob("*"):  # of an interrupted pull of another version
-            if path.is_file() and path.relative_to(unfinished).as_posix() not in files:
-                path.unlink()
         open_bundle(unfinished)
         os.replace(unfinished, folder)  # noqa: PTH105 (a folder)
     return PulledBundle(folder, fetched)

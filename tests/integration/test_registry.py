@@ -103,13 +103,17 @@ async def test_bundle_is_pushed_listed_and_pulled_unchanged(begun: RegistrySite,
     assert actions == [("application:ops", "registry.publish")] * 2
 
 
-async def test_files_of_an_interrupted_pull_are_not_kept(begun: RegistrySite, tmp_path: Path) -> None:
-    """They may be of another version, and nothing has verified them."""
-    part = tmp_path / "pulled.part"
-    part.mkdir()
-    (part / "other.onnx").touch()
+async def test_a_pull_deletes_no_file_of_another_origin(begun: RegistrySite, tmp_path: Path) -> None:
+    other, part = tmp_path / "pulled.part", tmp_path / "pulled.digits@1.part"
+    for folder in (other, part):
+        folder.mkdir()
+        (folder / "notes.txt").touch()
+    with pytest.raises(errors.ConfigError, match=r"digits@1\.part/notes\.txt is not a file of this bundle; move it"):
+        await pulled(begun, tmp_path / "pulled")
+    (part / "notes.txt").rename(tmp_path / "notes.txt")
     bundle = await pulled(begun, tmp_path / "pulled")
     assert {path.name for path in bundle.path.iterdir()} == {path.name for path in DIGITS.iterdir()}
+    assert (other / "notes.txt").exists()
 
 
 async def test_existing_files_are_not_uploaded_again(begun: RegistrySite, tmp_path: Path) -> None:
@@ -449,7 +453,7 @@ async def test_alias_is_reverted_one_step(begun: RegistrySite, tmp_path: Path) -
 
 
 async def test_interrupted_pull_resumes_and_replaces_a_damaged_part(begun: RegistrySite, tmp_path: Path) -> None:
-    folder, part = tmp_path / "pulled", tmp_path / "pulled.part"
+    folder, part = tmp_path / "pulled", tmp_path / "pulled.digits@1.part"
     content = (DIGITS / "full.onnx").read_bytes()
     part.mkdir()
     (part / "full.onnx").write_bytes(b"x" * 1000)
