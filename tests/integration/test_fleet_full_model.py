@@ -260,7 +260,7 @@ async def test_fetched_models_are_served_after_a_restart(site: RegistrySite, tmp
         assert set(again.gateway.repository.models) == {OLD, NEW}
 
 
-async def test_model_without_room_stays_fetched(
+async def test_model_without_room_stays_fetched_while_it_is_needed(
     site: RegistrySite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keeper = keeper_of(site)
@@ -268,11 +268,19 @@ async def test_model_without_room_stays_fetched(
     async def refuse(_: ServedModel) -> None:
         raise NotReadyError("There is no room for it.")
 
-    with monkeypatch.context() as patched:
-        patched.setattr(keeper.orders, "add", refuse)
-        with pytest.raises(NotReadyError, match="no room"):
-            await keeper.prepare(definition(tmp_path / "new"))
-    assert keeper.fetched.has(NEW)
+    async def prepare_without_room() -> None:
+        with monkeypatch.context() as patched:
+            patched.setattr(keeper.orders, "add", refuse)
+            with pytest.raises(NotReadyError, match="no room"):
+                await keeper.prepare(definition(tmp_path / "new"))
+        await keeper.update()
+        assert keeper.fetched.has(NEW)
+
+    await prepare_without_room()
+    keeper.clock = Later(8 * 86_400.0)
+    await keeper.update()
+    assert not keeper.fetched.has(NEW)
+    await prepare_without_room()
     await keeper.prepare(definition(tmp_path / "new"))
     assert set(site.gateway.repository.models) == {NEW}
 

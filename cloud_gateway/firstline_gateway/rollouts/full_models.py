@@ -149,8 +149,8 @@ class FullModels:
                     log.error("full model not served", model=key.name, version=key.version, error=error.message)
                 self._failures[key] = error.message
         self.repository.pending.offer(self._signed - self._failures.keys())
-        for key in [key for key in self.repository.models if self._is_fetched(key)]:
-            if key in keys:
+        for key in [key for key in {*self.repository.models, *self._needed_s} if self._is_fetched(key)]:
+            if key in keys or key in self._fetches:
                 self._needed_s[key] = now_s
             elif now_s - self._needed_s.setdefault(key, now_s) >= self.retire_after_s:
                 await self._retire(key)
@@ -165,7 +165,9 @@ class FullModels:
             self.repository.pending.offer(self._signed - self._failures.keys())
 
     def _is_fetched(self, key: ModelKey) -> bool:
-        return self.repository.models[key].path == self.fetched.path(key)
+        """Returns whether a version that is served, or has no room in memory, is in the folder of fetched bundles."""
+        served = self.repository.models.get(key)
+        return self.fetched.has(key) if served is None else served.path == self.fetched.path(key)
 
     async def _listed(self, key: ModelKey) -> ListedBundle:
         return find_bundle((await self.catalogue.current()).bundles.get(key, {}), *key)
@@ -187,6 +189,7 @@ class FullModels:
         path = self.fetched.path(key)
         if not self.fetched.has(key):
             path = await self.fetched.fetch(await self._listed(key))
+        self._needed_s[key] = self.clock.monotonic_s()
         try:
             served = await asyncio.to_thread(self.read, path)
             await self.orders.add(served)
@@ -195,7 +198,6 @@ class FullModels:
         except FirstlineError:
             await asyncio.to_thread(self.fetched.remove, key)
             raise
-        self._needed_s[key] = self.clock.monotonic_s()
         log.info("full model served for the fleet", model=key.name, version=key.version, digest=served.digest)
 
     async def _retire(self, key: ModelKey) -> None:
