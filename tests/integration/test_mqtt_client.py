@@ -250,7 +250,7 @@ async def test_failing_callback_leads_to_a_reconnect(mosquitto: Broker) -> None:
 
 async def test_refused_subscription_prevents_no_later_connection(mosquitto: Broker) -> None:
     async with connected(settings(mosquitto)) as client:
-        with pytest.raises(errors.ProtocolError, match="is no topic filter"):
+        with pytest.raises(errors.ProtocolError, match=r"is no topic filter: [^.]+\.$"):
             await client.subscribe("a/#/b", collect([]))
         await client.reconnect()
         await client.connect(5)

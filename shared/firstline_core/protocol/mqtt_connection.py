@@ -208,7 +208,7 @@ class Connection:
                 publication.topic, publication.payload, publication.qos, publication.retain, properties
             )
         except (*_MALFORMED, TypeError) as error:
-            raise ProtocolError(f"'{publication.topic}' cannot be published: {error}.") from error
+            raise ProtocolError(f"'{publication.topic}' cannot be published: {str(error).rstrip('.')}.") from error
         if info.rc == MQTTErrorCode.MQTT_ERR_QUEUE_SIZE:
             raise QueueFullError(f"{_IN_FLIGHT} publications wait for the MQTT broker at {self._settings.address}.")
         if info.rc != MQTTErrorCode.MQTT_ERR_SUCCESS:
@@ -230,7 +230,7 @@ class Connection:
             # A shared subscription must not ask for noLocal (section 3.8.3.1), so none does.
             packet_id = client.subscribe(topic_filter, options=SubscribeOptions(qos=1))[1]
         except ValueError as error:
-            raise ProtocolError(f"'{topic_filter}' is no topic filter: {error}.") from error
+            raise ProtocolError(f"'{topic_filter}' is no topic filter: {str(error).rstrip('.')}.") from error
         reason = (await self._answer(packet_id))[0]
         if reason.code >= _UNSPECIFIED_ERROR:
             raise refusal(reason.code, reason.name, f"the subscription to '{topic_filter}'")
