@@ -9,7 +9,7 @@ from firstline_core.clock import Clock
 from firstline_core.errors import ConfigError
 from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.wording import time_text
-from firstline_edge.identity.files import JOINED_AGAIN, IdentityFiles, Revision
+from firstline_edge.identity.files import JOINED_AGAIN, NOT_STORED, IdentityFiles, Revision
 from firstline_edge.identity.time_floor import TimeFloor
 from firstline_edge.identity.tls import DeviceContext, device_context
 from firstline_edge.settings.identity import IdentityDocument
@@ -36,9 +36,7 @@ class Credentials:
         problem: one sentence; "" if there is none.
     """
 
-    def __init__(
-        self, files: IdentityFiles, identity: IdentityDocument, revision: Revision | None, clock: Clock
-    ) -> None:
+    def __init__(self, files: IdentityFiles, identity: IdentityDocument, revision: Revision, clock: Clock) -> None:
         self.files = files
         self.revision = revision
         self.identity = identity
@@ -125,7 +123,7 @@ class DeviceIdentity:
         problems = [self._damage]
         if self.credentials is not None:
             problems.append(self.credentials.problem)
-            if self.credentials.files.revision() not in (None, self.credentials.revision):
+            if self.credentials.files.revision() not in (NOT_STORED, self.credentials.revision):
                 problems.append(JOINED_AGAIN)
             if not self.credentials.floor.trusts_clock:
                 problems.append(

@@ -33,6 +33,7 @@ JOINED_AGAIN = "The device has joined again since the agent was started; restart
 
 Revision = tuple[int, int]
 """Identifies one version of the stored identity: inode and time of change of its file."""
+NOT_STORED: Revision = (0, 0)
 
 
 class IdentityFiles:
@@ -59,12 +60,12 @@ class IdentityFiles:
         """
         return read_identity(self.state_dir)
 
-    def revision(self) -> Revision | None:
-        """Returns the revision of the stored identity; None without one."""
+    def revision(self) -> Revision:
+        """Returns the revision of the stored identity; `NOT_STORED` without one."""
         try:
             return _revision_of(self._identity.stat())
         except OSError:
-            return None
+            return NOT_STORED
 
     def save(
         self,

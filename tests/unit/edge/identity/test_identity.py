@@ -110,6 +110,18 @@ class TestJoinAgain:
         assert adopted == []
         assert again == [readable_identity(tmp_path)]
 
+    @pytest.mark.usefixtures("gateway")
+    async def test_two_joins_while_the_agent_starts_are_not_overwritten(
+        self, tmp_path: Path, authority: Authority
+    ) -> None:
+        unjoined = IdentityFiles(tmp_path).revision()
+        files, identity = joined(tmp_path, authority)
+        credentials = Credentials(files, identity, unjoined, SimulatedClock(wall_start_s=NOW_S))
+        again = joined(tmp_path, authority)[1]
+        with pytest.raises(ConfigError, match="joined again since"):
+            await CredentialRenewal(credentials, no_links, SimulatedClock(), random.Random(1)).renew()
+        assert readable_identity(tmp_path) == again
+
     async def test_the_running_agent_reports_it(self, tmp_path: Path, authority: Authority) -> None:
         joined(tmp_path, authority)
         settings = load(None, environ={}, overrides={"agent.state_dir": str(tmp_path)})
