@@ -77,7 +77,7 @@ class BatchTimes:
         """Learns from a batch that ended."""
         self.ended_s = now_s
         size, newest = size_of(rows), seconds / rows
-        before = self._seconds_per_row.get(size, newest)
+        before = self._seconds_per_row.get(size) or newest  # a coarse clock may have measured 0
         self._seconds_per_row[size] = before + _SMOOTHING * (min(newest, _MOST_SLOWER * before) - before)
         self._count(size)
 

@@ -14,6 +14,13 @@ def test_worthwhile_batches_grow_whatever_the_first_batch_was(smallest: int) -> 
     assert rows == 32
 
 
+def test_a_batch_of_no_measurable_time_is_forgotten() -> None:
+    times = BatchTimes()
+    for seconds in (0.0, 0.01, 0.01):
+        times.observe(1, seconds, now_s=0)
+    assert times.seconds(1) == 0.01
+
+
 def test_batches_that_gain_nothing_stay_small() -> None:
     times = BatchTimes()
     for rows in (1, 2):
