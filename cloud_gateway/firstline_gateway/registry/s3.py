@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -73,6 +73,8 @@ class S3Blobs:
             with self._translated():
                 found = await obstore.head_async(self._store, f"{_BLOBS}/{sha256}")
         except NotFoundError:
+            with suppress(NotFoundError):  # the answer to HEAD has no body that would tell a missing bucket
+                await self._part(sha256, 0, 1)
             return None
         return Blob(sha256, found["size"], found["last_modified"].timestamp())
 

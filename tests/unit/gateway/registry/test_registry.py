@@ -301,6 +301,13 @@ async def test_concurrent_uploads_of_one_file_succeed(blobs: Blobs) -> None:
 
 
 @pytest.mark.usefixtures("s3_keys")
+async def test_a_missing_bucket_is_no_missing_file(s3_server: str) -> None:
+    blobs = S3Blobs("elsewhere", endpoint=s3_server, region="us-east-1")
+    with pytest.raises(errors.StoreUnavailableError, match="NoSuchBucket"):
+        await blobs.find("0" * 64)
+
+
+@pytest.mark.usefixtures("s3_keys")
 async def test_a_store_that_is_away_is_said() -> None:
     away = S3Blobs(BUCKET, endpoint=f"http://127.0.0.1:{free_port()}", region="us-east-1")
     with pytest.raises(errors.StoreUnavailableError, match="s3://bundles refuses") as caught:
