@@ -21,7 +21,7 @@ from support.broker import Broker, find_mosquitto
 from support.needs import missing
 
 from firstline_core.telemetry import logs
-from firstline_gateway.settings.settings import Store
+from firstline_gateway.settings.settings import StoreSection
 
 if TYPE_CHECKING:
     from support.databases import PostgreSql
@@ -197,7 +197,7 @@ def postgresql(postgresql_installed: None) -> Iterator[PostgreSql]:
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
-def store_settings(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+def store_settings(request: pytest.FixtureRequest, tmp_path: Path) -> StoreSection:
     """The settings of a store with today's schema and nothing in it; the test runs once on each database."""
     from support.databases import SQLITE, sqlite_store
 
@@ -208,7 +208,7 @@ def store_settings(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
 
 
 @pytest.fixture
-def database(store_settings: Store) -> Iterator[Database]:
+def database(store_settings: StoreSection) -> Iterator[Database]:
     """A database with today's schema and nothing in it; the test runs once on each kind of database."""
     from firstline_gateway.tables import open_database
 
@@ -218,14 +218,14 @@ def database(store_settings: Store) -> Iterator[Database]:
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
-def empty_store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+def empty_store(request: pytest.FixtureRequest, tmp_path: Path) -> StoreSection:
     """The settings of a store without a schema; likewise."""
     from support.databases import SQLITE, empty_sqlite_store
 
     if request.param == SQLITE:
         return empty_sqlite_store(tmp_path)
     running: PostgreSql = request.getfixturevalue("postgresql")
-    return Store(url=running.new_database())
+    return StoreSection(url=running.new_database())
 
 
 @pytest.fixture(scope="session")

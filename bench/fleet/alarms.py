@@ -25,13 +25,13 @@ from firstline_gateway.contracts.records import Audit
 from firstline_gateway.rollouts.judgement.figures import FIGURES
 from firstline_gateway.rollouts.judgement.verdict import Limit, Rules
 from firstline_gateway.rollouts.rollout import Stage
-from firstline_gateway.settings.settings import Contracts, Store
+from firstline_gateway.settings.settings import ContractsSection, StoreSection
 from firstline_gateway.store.database import Database
 from firstline_gateway.tables import open_database
 
 KEY = PoolKey(BUNDLE, NEW, "e" * 64, 0.5, 0.05)
 _NOTE = AuditNote(propensity=0.1, epsilon=KEY.epsilon, threshold=KEY.threshold, edge_digest=KEY.edge_digest)
-CONTRACTS = Contracts()
+CONTRACTS = ContractsSection()
 _RULES = (Rules(promote_unseen=True), Rules(ignored=tuple(FIGURES)), Rules(limits={"disagreement": Limit(1.0)}))
 _STAGES = ((1.0,), (0.5, 1.0), (0.01, 0.1, 1.0))
 _PER_HOUR = 10
@@ -76,7 +76,7 @@ def alarmed(seed: int) -> Alarmed:
     """Rolls out a bad bundle with flags that promote it whatever its figures are."""
     logs.configure("critical")
     with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as folder:
-        store = Store(url=f"sqlite:///{Path(folder) / 'gateway.db'}")
+        store = StoreSection(url=f"sqlite:///{Path(folder) / 'gateway.db'}")
         with closing(open_database(store)) as database:
             return asyncio.run(_alarmed(seed, store, database))
 
@@ -116,7 +116,7 @@ class _AuditedFleet(Pretended):
         return reports
 
 
-async def _alarmed(seed: int, store: Store, database: Database) -> Alarmed:
+async def _alarmed(seed: int, store: StoreSection, database: Database) -> Alarmed:
     rng = np.random.default_rng([18, seed])
     number = int(rng.choice([1, 2, 5, 20]))
     stages = [Stage(share, soak_s=HOUR_S * float(rng.choice([4, 8]))) for share in _STAGES[rng.integers(len(_STAGES))]]

@@ -79,7 +79,7 @@ class Driven:
         self.fleet = fleet
         service = ServiceClock(store.database, self.clock)
         self.rollouts = Rollouts(
-            store, clock=self.clock, service=service, delta=settings.Contracts().delta, on_change=lambda: None
+            store, clock=self.clock, service=service, delta=settings.ContractsSection().delta, on_change=lambda: None
         )
         self.driver = RolloutDriver(store, clock=self.clock, service=service, on_desired=lambda: None)
 
@@ -115,7 +115,7 @@ class Driven:
 
 
 @asynccontextmanager
-async def driven(found: settings.Store, fleet: Fleet) -> AsyncIterator[Driven]:
+async def driven(found: settings.StoreSection, fleet: Fleet) -> AsyncIterator[Driven]:
     """A store with devices that have been there for a day."""
     store = Store(open_database(found))
     made = Driven(store, fleet)

@@ -28,7 +28,7 @@ from firstline_core.telemetry import logs
 from firstline_core.units import HOUR_S
 from firstline_gateway.rollouts.judgement.verdict import Rules
 from firstline_gateway.rollouts.rollout import Stage
-from firstline_gateway.settings.settings import Store
+from firstline_gateway.settings.settings import StoreSection
 
 PARTS = ("same", "worse", "alarms", "detectors", "devices")
 TARGET = "fleet"
@@ -187,7 +187,7 @@ async def _simulate(case: Case, devices: int) -> dict[str, Any]:
     stages = Stage(0.1, soak_s=8 * HOUR_S), Stage(1.0, soak_s=8 * HOUR_S)
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
-        store = Store(url=f"sqlite:///{Path(folder) / 'gateway.db'}")
+        store = StoreSection(url=f"sqlite:///{Path(folder) / 'gateway.db'}")
         there = await stack.enter_async_context(world(devices, FRESH, case.effect, corrupt=case.corrupt))
         room = await stack.enter_async_context(driven(store, there))
         ended = await room.run(definition(*stages, manifest_sha256=there.manifest_sha256), 60)

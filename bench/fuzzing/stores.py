@@ -36,8 +36,7 @@ from firstline_gateway.identity.enrolment import Issued
 from firstline_gateway.jobs import records as jobs
 from firstline_gateway.serving.deliveries import records as deliveries
 from firstline_gateway.serving.deliveries.records import DeliveryKey
-from firstline_gateway.settings.settings import Jobs as JobSettings
-from firstline_gateway.settings.settings import Store as StoreSettings
+from firstline_gateway.settings.settings import JobsSection, StoreSection
 from firstline_gateway.store.database import check
 from firstline_gateway.tables import open_database
 
@@ -249,8 +248,8 @@ def _look_at_authority(folder: Path) -> None:
     assert "1a" in opened.listed()
 
 
-def _database(folder: Path) -> StoreSettings:
-    return StoreSettings(url=f"sqlite:///{folder / 'gateway.db'}")
+def _database(folder: Path) -> StoreSection:
+    return StoreSection(url=f"sqlite:///{folder / 'gateway.db'}")
 
 
 def _enrol(connection: Connection, name: str, serial: str) -> None:
@@ -267,7 +266,7 @@ def _filled_gateway(folder: Path) -> Iterator[None]:
             _enrol(connection, "good", "2b")
             _enrol(connection, "lost", "1a")
             (folder / "key").write_text(keys.create_key(connection, "shop", ["infer"], now_s=_NOW_S))
-            limits = JobSettings(limit=1000, bytes_limit=_LIMIT_BYTES)
+            limits = JobsSection(limit=1000, bytes_limit=_LIMIT_BYTES)
             for number in range(_RECORDS):
                 job = jobs.Job(
                     f"job-{number}", "shop", "digits", "1", jobs.RUNNING, b"%d" % number * 99, None, None, 0.0

@@ -41,7 +41,7 @@ from firstline_core.telemetry import logs
 from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_core.types import TraceContext
 from firstline_gateway.serving.data_plane import InFlight
-from firstline_gateway.settings.settings import Mqtt
+from firstline_gateway.settings.settings import MqttSection
 from firstline_gateway.telemetry.journal import record, unexpected
 
 # A message has a topic and properties in addition to its payload.
@@ -74,7 +74,7 @@ class MqttConsumer:
     """
 
     plane: DataPlane
-    settings: Mqtt
+    settings: MqttSection
     bodies: BodyBudget
     metrics: RequestMetrics
     clock: Clock
@@ -218,7 +218,7 @@ class MqttConsumer:
         log.warning("mqtt request dropped", topic=ascii(message.topic), error=error.message)
 
 
-def check(settings: Mqtt) -> None:
+def check(settings: MqttSection) -> None:
     """Checks the files and topics that the settings name, without connecting.
 
     Raises:
@@ -228,7 +228,7 @@ def check(settings: Mqtt) -> None:
     mqtt_messages.tls_context(connection_settings(settings, 0))
 
 
-def connection_settings(settings: Mqtt, body_bytes: int) -> mqtt_messages.MqttSettings:
+def connection_settings(settings: MqttSection, body_bytes: int) -> mqtt_messages.MqttSettings:
     """Returns the settings of the connection to the broker.
 
     Args:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy import MetaData
 
-from firstline_gateway.settings.settings import Store
+from firstline_gateway.settings.settings import StoreSection
 from firstline_gateway.store import database
 from firstline_gateway.store.database import Database
 from firstline_gateway.store.schema import METADATA
@@ -31,6 +31,6 @@ def tables() -> MetaData:
     return METADATA
 
 
-def open_database(found: Store, *, must_exist: bool = False) -> Database:
+def open_database(found: StoreSection, *, must_exist: bool = False) -> Database:
     """Connects to a store, and creates the tables of all packages or migrates them; see `database.open_database`."""
     return database.open_database(found, tables, must_exist=must_exist)

@@ -23,7 +23,7 @@ from firstline.release.keyring import Keyring
 from firstline.release.publishing import publish, push_bundle
 from firstline_core.bundle.store import open_bundle
 from firstline_core.fleet.update import UpdateState
-from firstline_gateway.settings.settings import Store
+from firstline_gateway.settings.settings import StoreSection
 
 NAMES = [f"cam-{number:02}" for number in range(20)]
 PATIENT_MS = 60_000
@@ -41,19 +41,19 @@ _FOCUS = """() => { const on = document.activeElement, style = getComputedStyle(
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[TierProcess, Store]]:
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[TierProcess, StoreSection]]:
     gateway, store = console_gateway(tmp_path_factory.mktemp("gateway"))
     with gateway:
         yield gateway, store
 
 
 @pytest.fixture(scope="module")
-def gateway(served: tuple[TierProcess, Store]) -> TierProcess:
+def gateway(served: tuple[TierProcess, StoreSection]) -> TierProcess:
     return served[0]
 
 
 @pytest.fixture(scope="module")
-def fleet(served: tuple[TierProcess, Store]) -> Iterator[Fleet]:
+def fleet(served: tuple[TierProcess, StoreSection]) -> Iterator[Fleet]:
     found = Fleet(*served, NAMES)
     for number, name in enumerate(NAMES):
         found.count(name, 70 + number, 20, 10 - number // 2)
@@ -360,7 +360,7 @@ def test_a_viewer_sees_no_refused_button(browser: Browser, fleet: Fleet, gateway
 
 
 @pytest.fixture(scope="module")
-def signing_gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[TierProcess, Store]]:
+def signing_gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[TierProcess, StoreSection]]:
     """A gateway whose registry has a bundle."""
     folder = tmp_path_factory.mktemp("registry")
     gateway, store = console_gateway(folder)
@@ -375,7 +375,7 @@ def signing_gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[
 
 
 def test_a_limited_person_rolls_out_to_the_own_devices(
-    browser: Browser, signing_gateway: tuple[TierProcess, Store], tmp_path: Path
+    browser: Browser, signing_gateway: tuple[TierProcess, StoreSection], tmp_path: Path
 ) -> None:
     accounts = tmp_path / "accounts.toml"
     limited = f'role = "operator"\ndevices = "site=kiel"\npassword = "{hash_password(PASSWORD)}"\n'

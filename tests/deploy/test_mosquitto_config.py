@@ -12,7 +12,7 @@ from support.broker import find_mosquitto
 from support.mosquitto import PREFIX, GeneratedBroker, Issuer, Peer
 
 from firstline_gateway.broker import config
-from firstline_gateway.settings.settings import Broker, Settings
+from firstline_gateway.settings.settings import BrokerSection, Settings
 
 pytestmark = pytest.mark.mosquitto
 
@@ -52,7 +52,7 @@ def connect(broker: GeneratedBroker) -> Iterator[Connect]:
 
 
 def test_shipped_files_equal_generated_ones() -> None:
-    settings = Settings(broker=Broker(directory="/mosquitto/config"))
+    settings = Settings(broker=BrokerSection(directory="/mosquitto/config"))
     assert (SHIPPED / "mosquitto.conf").read_text() == config.configuration(settings)
     assert (SHIPPED / "acl").read_text() == config.access_list(PREFIX)
 

@@ -25,7 +25,7 @@ from support.pictures import ask, expected, picture, probabilities
 from support.processes import TierProcess
 from support.proxy import Balancer
 
-from firstline_gateway.settings.settings import Store
+from firstline_gateway.settings.settings import StoreSection
 from firstline_gateway.tables import open_database
 
 pytestmark = [pytest.mark.mosquitto, pytest.mark.timeout(180)]
@@ -106,7 +106,12 @@ class Site:
     """
 
     def __init__(
-        self, folder: Path, balancer: Balancer, replicas: dict[str, TierProcess], agents: dict[str, str], store: Store
+        self,
+        folder: Path,
+        balancer: Balancer,
+        replicas: dict[str, TierProcess],
+        agents: dict[str, str],
+        store: StoreSection,
     ) -> None:
         self.folder = folder
         self.balancer = balancer
@@ -142,7 +147,7 @@ class Site:
 
 
 @asynccontextmanager
-async def site(folder: Path, broker: Broker, store: Store) -> AsyncIterator[Site]:
+async def site(folder: Path, broker: Broker, store: StoreSection) -> AsyncIterator[Site]:
     open_database(store).close()
     shutil.copytree(DIGITS, folder / "device" / "digits", ignore=shutil.ignore_patterns("full.onnx"))
     async with AsyncExitStack() as stack:
@@ -258,7 +263,7 @@ async def requests_of(url: str) -> float:
 async def test_killed_replica_loses_and_repeats_nothing(
     tmp_path: Path, mosquitto: Broker, postgresql: PostgreSql
 ) -> None:
-    async with site(tmp_path, mosquitto, Store(url=postgresql.new_database())) as found:
+    async with site(tmp_path, mosquitto, StoreSection(url=postgresql.new_database())) as found:
         load = Load(found)
         await load.more(60, 15)
         for url in found.replicas:

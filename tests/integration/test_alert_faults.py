@@ -50,7 +50,7 @@ from firstline_gateway.executors import local
 from firstline_gateway.executors.base import Outcome
 from firstline_gateway.identity import authorities, ca
 from firstline_gateway.identity.tls import ServerTls
-from firstline_gateway.settings.settings import Tls, Webhook
+from firstline_gateway.settings.settings import TlsSection, WebhookSection
 from firstline_gateway.store import database
 
 pytestmark = pytest.mark.mosquitto
@@ -206,7 +206,7 @@ async def whole_site(folder: Path, broker: Broker, monkeypatch: pytest.MonkeyPat
     }
     async with AsyncExitStack() as stack:
         hook = stack.enter_context(receiver())
-        overrides["webhooks"] = {"ops": Webhook(url=hook.url, secret_file=secret_file(folder))}
+        overrides["webhooks"] = {"ops": WebhookSection(url=hook.url, secret_file=secret_file(folder))}
         gateway = await stack.enter_async_context(registry_site(folder, **overrides))
         await gateway.begin()
         await gateway.registry.maintain()
@@ -402,7 +402,7 @@ async def faults_of_the_gateway(site: Site, monkeypatch: pytest.MonkeyPatch) -> 
 
     issue(days_ago=80)
     identity = site.site.gateway.identity
-    own = Tls(enabled=True, certificate_file=str(files[0]), key_file=str(files[1]))
+    own = TlsSection(enabled=True, certificate_file=str(files[0]), key_file=str(files[1]))
     identity.tls = ServerTls(own, identity.folder, site.site.gateway.clock)
     await site.fires("FirstlineServerCertificateExpiry")
     issue(days_ago=0)

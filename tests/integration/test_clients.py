@@ -20,7 +20,7 @@ from support.keys import bearer, create_key
 from support.line import Line, line
 
 from firstline_core.bundle.store import open_bundle
-from firstline_gateway.settings.settings import Store
+from firstline_gateway.settings.settings import StoreSection
 
 pytestmark = pytest.mark.clients
 
@@ -77,7 +77,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("line")
     with line(folder, environ=environ) as found:
         (store,) = folder.rglob("gateway.db")
-        key = create_key(Store(url=f"sqlite:///{store}"), "keeper", "operator")
+        key = create_key(StoreSection(url=f"sqlite:///{store}"), "keeper", "operator")
         yield Served(found, ports, bearer(key))
 
 

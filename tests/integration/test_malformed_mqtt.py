@@ -17,7 +17,7 @@ from firstline_core.errors import FirstlineError
 from firstline_core.ids import new_request_id
 from firstline_core.protocol import mqtt_messages
 from firstline_core.protocol.mqtt_messages import DEADLINE_MS, MODEL_VERSION, Message, MqttSettings, Publication, Topics
-from firstline_gateway.settings.settings import Store
+from firstline_gateway.settings.settings import StoreSection
 
 pytestmark = pytest.mark.mosquitto
 
@@ -29,7 +29,7 @@ TOPICS = Topics(NAME)
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Line]:
     folder = tmp_path_factory.mktemp("line")
     with line(folder, transport="mqtt", environ={"FIRSTLINE_GATEWAY_API__OPEN_METRICS": "true"}) as found:
-        create_key(Store(url=f"sqlite:///{folder}/gateway.db"), NAME, "device")
+        create_key(StoreSection(url=f"sqlite:///{folder}/gateway.db"), NAME, "device")
         yield found
         found.check_logs()
 

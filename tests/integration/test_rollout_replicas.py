@@ -26,7 +26,7 @@ from firstline_gateway.rollouts.judgement.figures import FIGURES
 from firstline_gateway.rollouts.judgement.verdict import Rules
 from firstline_gateway.rollouts.rollout import Stage
 from firstline_gateway.rollouts.rollouts import Rollouts
-from firstline_gateway.settings.settings import Store
+from firstline_gateway.settings.settings import StoreSection
 from firstline_gateway.store import schema
 from firstline_gateway.store.database import Database
 from firstline_gateway.store.service_clock import ServiceClock
@@ -38,7 +38,7 @@ OPS = "application:ops"
 class Replica:
     """A gateway's rollouts without its network; its clock is the machine's, as all replicas' are."""
 
-    def __init__(self, store: Store, clock: SimulatedClock) -> None:
+    def __init__(self, store: StoreSection, clock: SimulatedClock) -> None:
         self.opened = OpenStore(store)
         self.database = self.opened.database
         service = ServiceClock(self.database, clock)
@@ -51,7 +51,7 @@ class Replica:
 
 
 @asynccontextmanager
-async def replicas(store: Store, clock: SimulatedClock) -> AsyncIterator[tuple[Replica, Replica]]:
+async def replicas(store: StoreSection, clock: SimulatedClock) -> AsyncIterator[tuple[Replica, Replica]]:
     async with AsyncExitStack() as stack:
         found = []
         for _ in range(2):
@@ -61,8 +61,8 @@ async def replicas(store: Store, clock: SimulatedClock) -> AsyncIterator[tuple[R
 
 
 @pytest.fixture
-def store(postgresql: PostgreSql) -> Store:
-    return Store(url=postgresql.new_database())
+def store(postgresql: PostgreSql) -> StoreSection:
+    return StoreSection(url=postgresql.new_database())
 
 
 def live(database: Database, fleet: dict[str, PretendedDevice], now_s: float) -> None:
@@ -93,7 +93,9 @@ def held_up(patch: pytest.MonkeyPatch) -> Iterator[tuple[threading.Event, thread
 
 
 @pytest.mark.parametrize("part", [5, 5000])
-async def test_crash_within_a_step_repeats_nothing(store: Store, monkeypatch: pytest.MonkeyPatch, part: int) -> None:
+async def test_crash_within_a_step_repeats_nothing(
+    store: StoreSection, monkeypatch: pytest.MonkeyPatch, part: int
+) -> None:
     monkeypatch.setattr(schema, "_MANY", part)
     clock, fleet = SimulatedClock(1000.0), pretended_population(DEVICES, 3)
     async with replicas(store, clock) as (first, second):
@@ -143,7 +145,7 @@ def standing(replica: Replica, rollout_id: str) -> tuple[object, object]:
         return records.find(connection, rollout_id), records.assignments(connection, rollout_id)
 
 
-async def test_one_of_two_simultaneous_rollouts_runs(store: Store) -> None:
+async def test_one_of_two_simultaneous_rollouts_runs(store: StoreSection) -> None:
     clock = SimulatedClock(1000.0)
     async with replicas(store, clock) as (first, second):
         live(first.database, pretended_population(4, 3), clock.wall_s())
@@ -157,7 +159,7 @@ async def test_one_of_two_simultaneous_rollouts_runs(store: Store) -> None:
             assert states == ["aborted", "running"]
 
 
-async def test_rollout_started_last_rolls_back_to_the_previous_version(store: Store) -> None:
+async def test_rollout_started_last_rolls_back_to_the_previous_version(store: StoreSection) -> None:
     clock, fleet = SimulatedClock(1000.0), pretended_population(6, 3)
     async with replicas(store, clock) as (first, _):
         live(first.database, fleet, clock.wall_s())
@@ -177,7 +179,9 @@ async def test_rollout_started_last_rolls_back_to_the_previous_version(store: St
         assert desired and all(model.undone for model in desired)
 
 
-async def test_a_failing_rollout_does_not_delay_the_others(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_failing_rollout_does_not_delay_the_others(
+    store: StoreSection, monkeypatch: pytest.MonkeyPatch
+) -> None:
     clock, fleet = SimulatedClock(1000.0), pretended_population(4, 3)
     async with replicas(store, clock) as (first, _):
         live(first.database, fleet, clock.wall_s())
@@ -200,7 +204,7 @@ async def test_a_failing_rollout_does_not_delay_the_others(store: Store, monkeyp
         assert (await first.rollouts.get(sound.id)).devices == {"offered": 4}
 
 
-async def test_late_joiner_takes_part_in_the_rollback(store: Store) -> None:
+async def test_late_joiner_takes_part_in_the_rollback(store: StoreSection) -> None:
     clock, fleet = SimulatedClock(1000.0), pretended_population(5, 3)
     late = fleet.pop("camera-00004")
     async with replicas(store, clock) as (first, second):

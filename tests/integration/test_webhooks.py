@@ -29,7 +29,7 @@ from firstline_edge.outbox.database import Receiver
 from firstline_gateway.audit_log import EntryFilter
 from firstline_gateway.commands import status
 from firstline_gateway.identity import ca
-from firstline_gateway.settings.settings import Store
+from firstline_gateway.settings.settings import StoreSection
 
 
 async def test_an_enrolment_reaches_its_receiver(tmp_path: Path) -> None:
@@ -152,7 +152,9 @@ async def test_devices_report_no_promise_if_no_webhook_wants_it(tmp_path: Path) 
             assert await agent.outbox.unannounced(Receiver.FLEET, 9) == []
 
 
-async def test_replicas_and_a_restarted_gateway_know_a_devices_alarm(store_settings: Store, tmp_path: Path) -> None:
+async def test_replicas_and_a_restarted_gateway_know_a_devices_alarm(
+    store_settings: StoreSection, tmp_path: Path
+) -> None:
     digest = "a" * 64
     image = {"name": "image", "datatype": "UINT8", "shape": [1, 28, 28, 1], "data": [0] * 784}
     request = {"inputs": [image], "parameters": {"alarm_edge_digest": digest}}

@@ -19,11 +19,11 @@ from firstline_core.types import PROBABILITIES
 from firstline_gateway.contracts.monitor import ContractMonitor
 from firstline_gateway.models.folder import ModelsFolder
 from firstline_gateway.models.repository import Repository
-from firstline_gateway.settings.settings import Contracts
+from firstline_gateway.settings.settings import ContractsSection
 from firstline_gateway.store.service_clock import ServiceClock
 
 IDS = [f"01890a5d-ac96-774b-bcce-b302099a80{number:02d}" for number in range(12)]
-SETTINGS = Contracts(audits_per_device_hour=4)
+SETTINGS = ContractsSection(audits_per_device_hour=4)
 
 audits = st.tuples(
     st.sampled_from(["device:a", "device:b", "device:c", "application:a"]),

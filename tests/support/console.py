@@ -20,7 +20,7 @@ from firstline_core.fleet.telemetry import ModelCounts, Telemetry
 from firstline_core.fleet.twin import Desired, Reported, RunningModel, Update
 from firstline_core.fleet.update import UpdateState
 from firstline_core.profile.profile import Profile
-from firstline_gateway.settings.settings import Store
+from firstline_gateway.settings.settings import StoreSection
 
 ROLLOUTS = "/fleet/v1/rollouts"
 _START_S = 60.0
@@ -39,7 +39,7 @@ sys.exit(main())
 """
 
 
-def console_gateway(folder: Path, models: Path = DIGITS.parent) -> tuple[TierProcess, Store]:
+def console_gateway(folder: Path, models: Path = DIGITS.parent) -> tuple[TierProcess, StoreSection]:
     """A gateway of these models that is not yet started, and its store."""
     store, config = sqlite_store(folder), folder / "gateway.toml"
     config.write_text(
@@ -58,7 +58,7 @@ class Fleet:
         names: of the devices; each says that it runs version 1 of "digits".
     """
 
-    def __init__(self, gateway: TierProcess, store: Store, names: list[str]) -> None:
+    def __init__(self, gateway: TierProcess, store: StoreSection, names: list[str]) -> None:
         self.key = create_key(store, "ops", "operator")
         self._operator = httpx.Client(base_url=gateway.url, headers=bearer(self.key), timeout=30)
         self._devices = {

@@ -16,7 +16,7 @@ from pathlib import Path
 import psycopg
 from support.broker import HOST, free_port
 
-from firstline_gateway.settings.settings import Store as StoreSettings
+from firstline_gateway.settings.settings import StoreSection
 from firstline_gateway.store.store import Store
 from firstline_gateway.tables import open_database
 
@@ -103,14 +103,14 @@ class PostgreSql:
             connection.execute(f"CREATE DATABASE {name} TEMPLATE {template} {copied}".encode())
         return self.url(name)
 
-    def new_store(self) -> StoreSettings:
+    def new_store(self) -> StoreSection:
         """A store with today's schema and nothing in it."""
-        return StoreSettings(url=self.new_database(self._migrated))
+        return StoreSection(url=self.new_database(self._migrated))
 
     @cached_property
     def _migrated(self) -> str:
         url = self.new_database()
-        open_database(StoreSettings(url=url)).close()
+        open_database(StoreSection(url=url)).close()
         return url.rpartition("/")[2]
 
     def start(self) -> None:
@@ -188,7 +188,7 @@ class PostgreSql:
 class OpenStore:
     """A store that is open, as a gateway has it."""
 
-    def __init__(self, settings: StoreSettings) -> None:
+    def __init__(self, settings: StoreSection) -> None:
         self.database = open_database(settings)
         self.store = Store(self.database)
 
@@ -203,19 +203,19 @@ class OpenStore:
         self.close()
 
 
-def empty_sqlite_store(folder: Path) -> StoreSettings:
+def empty_sqlite_store(folder: Path) -> StoreSection:
     """A store in a file that is not there yet."""
-    return StoreSettings(url=f"sqlite:///{folder / 'gateway.db'}")
+    return StoreSection(url=f"sqlite:///{folder / 'gateway.db'}")
 
 
-def sqlite_store(folder: Path) -> StoreSettings:
+def sqlite_store(folder: Path) -> StoreSection:
     """A store in a file, with today's schema; where there is none yet, with nothing in it."""
     file = folder / "gateway.db"
     if not file.exists():
         folder.mkdir(parents=True, exist_ok=True)
         file.touch(mode=0o600)
         file.write_bytes(_migrated())
-    return StoreSettings(url=f"sqlite:///{file}")
+    return StoreSection(url=f"sqlite:///{file}")
 
 
 @cache

@@ -29,8 +29,8 @@ _LINKS: dict[str, dict[str, object]] = {
 """Example values of the links, of which there are none by default."""
 
 TABLES: dict[str, tuple[str, type[msgspec.Struct]]] = {
-    "executors": ("gpu", gateway.ExecutorOf),
-    "webhooks": ("operations", gateway.Webhook),
+    "executors": ("gpu", gateway.ExecutorSection),
+    "webhooks": ("operations", gateway.WebhookSection),
 }
 """Example names of the gateway's tables of tables, which are empty by default, and the type of one."""
 

@@ -34,7 +34,7 @@ from firstline_gateway.executors.dispatch.dispatcher import Dispatcher
 from firstline_gateway.models.folder import ModelsFolder
 from firstline_gateway.models.repository import Repository, ServedModel
 from firstline_gateway.settings.load import load
-from firstline_gateway.settings.settings import Settings, Store
+from firstline_gateway.settings.settings import Settings, StoreSection
 
 DIGITS = Path(__file__).parents[2] / "models" / "digits" / "bundle"
 
@@ -215,7 +215,7 @@ async def wait_for_gauge(gateway: Gateway, name: str) -> None:
     await until(lambda: gateway.metrics.registry.get_sample_value(name) == 1)
 
 
-def http_link(store: Store, url: str, name: str, folder: Path) -> dict[str, Any]:
+def http_link(store: StoreSection, url: str, name: str, folder: Path) -> dict[str, Any]:
     """The settings of a device's link to the gateway that serves this URL, with the device's key in a file."""
     key = folder / f"{name}.key"
     if not key.exists():

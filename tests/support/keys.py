@@ -8,19 +8,19 @@ from sqlalchemy import Connection
 
 from firstline_gateway.identity import keys
 from firstline_gateway.identity.principals import SCOPES, Scope
-from firstline_gateway.settings.settings import Store
+from firstline_gateway.settings.settings import StoreSection
 from firstline_gateway.tables import open_database
 
 _SCOPES: dict[str, tuple[Scope, ...]] = {"device": ("infer",), "application": ("infer",), "operator": SCOPES}
 
 
-def create_key(store: Store, name: str, kind: str = "application", requests_per_s: float | None = None) -> str:
+def create_key(store: StoreSection, name: str, kind: str = "application", requests_per_s: float | None = None) -> str:
     """The text of a new key of a device, an application, or an operator, who may do everything."""
     return create_keys(store, (name,), kind, requests_per_s)[name]
 
 
 def create_keys(
-    store: Store, names: Iterable[str], kind: str = "application", requests_per_s: float | None = None
+    store: StoreSection, names: Iterable[str], kind: str = "application", requests_per_s: float | None = None
 ) -> dict[str, str]:
     """The same for many, by name."""
     with _writing(store) as connection:
@@ -37,7 +37,7 @@ def create_keys(
         }
 
 
-def revoke_key(store: Store, name: str) -> None:
+def revoke_key(store: StoreSection, name: str) -> None:
     with _writing(store) as connection:
         keys.revoke_key(connection, name, time.time())
 
@@ -48,7 +48,7 @@ def bearer(text: str) -> dict[str, str]:
 
 
 @contextmanager
-def _writing(store: Store) -> Iterator[Connection]:
+def _writing(store: StoreSection) -> Iterator[Connection]:
     database = open_database(store)
     try:
         with database.begin() as connection:

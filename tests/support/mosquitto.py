@@ -82,7 +82,7 @@ class GeneratedBroker:
         self.folder = folder
         self.issuer = issuer
         files = folder / "broker"
-        self.settings = settings.Broker(
+        self.settings = settings.BrokerSection(
             directory=str(files),
             hosts=(HOST,),
             port=free_port(),
@@ -91,7 +91,7 @@ class GeneratedBroker:
             memory_limit_bytes=memory_bytes,
             pid_file=str(folder / "pid"),
         )
-        api, mqtt = settings.Api(body_limit_bytes=body_bytes), settings.Mqtt(prefix=PREFIX)
+        api, mqtt = settings.ApiSection(body_limit_bytes=body_bytes), settings.MqttSection(prefix=PREFIX)
         self.files = BrokerFolder(settings.Settings(broker=self.settings, api=api, mqtt=mqtt))
         self._revocations = Revocations()
         self.refresh()

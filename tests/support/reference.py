@@ -147,7 +147,7 @@ def rest_page() -> str:
 
 
 async def _gateway_description(folder: Path) -> dict[str, Any]:
-    settings = gateway.Settings(store=gateway.Store(url=f"sqlite:///{folder / 'gateway.db'}"))
+    settings = gateway.Settings(store=gateway.StoreSection(url=f"sqlite:///{folder / 'gateway.db'}"))
     idle_gateway = gateway_of(settings, GatedExecutor(), Repository({}))
     try:
         return idle_gateway.control_plane().openapi()

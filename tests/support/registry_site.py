@@ -30,7 +30,7 @@ from firstline_edge.app import EdgeAgent
 from firstline_edge.settings.settings import EdgeSettings
 from firstline_gateway.app import Gateway, open_gateway
 from firstline_gateway.registry.registry import Registry as GatewayRegistry
-from firstline_gateway.settings.settings import Store
+from firstline_gateway.settings.settings import StoreSection
 
 _T = TypeVar("_T")
 
@@ -121,7 +121,9 @@ async def connected_to_fleet(agent: EdgeAgent) -> None:
 
 
 @asynccontextmanager
-async def registry_site(folder: Path, store: Store | None = None, **overrides: Any) -> AsyncIterator[RegistrySite]:
+async def registry_site(
+    folder: Path, store: StoreSection | None = None, **overrides: Any
+) -> AsyncIterator[RegistrySite]:
     """A gateway with the digits, and a registry that is new."""
     folder.mkdir(exist_ok=True)  # noqa: ASYNC240 (a test's own)
     store = store or sqlite_store(folder)

@@ -12,7 +12,7 @@ from firstline_gateway.contracts.records import AUDITS
 from firstline_gateway.identity.tables import API_KEYS, CERTIFICATES, DEVICES, JOIN_TOKENS
 from firstline_gateway.serving.deliveries import records
 from firstline_gateway.serving.deliveries.records import DELIVERIES, DeliveryKey
-from firstline_gateway.settings.settings import Store
+from firstline_gateway.settings.settings import StoreSection
 from firstline_gateway.tables import open_database
 
 FILE = Path("state", "gateway", "gateway.db")
@@ -36,7 +36,7 @@ from firstline_gateway.serving.deliveries.records import content_of
 from firstline_gateway.identity import enrolment, keys
 from firstline_gateway.identity.enrolment import Issued
 from firstline_core.telemetry.metrics import RequestMetrics
-from firstline_gateway.settings.settings import Store as StoreSettings
+from firstline_gateway.settings.settings import StoreSection
 from firstline_gateway.tables import open_database
 from firstline_gateway.store.service_clock import ServiceClock
 from firstline_gateway.store.store import Store
@@ -48,7 +48,7 @@ NOW_S = 1_800_000_000.0
 async def main():
     clock, asked_before, numbers = SimulatedClock(), [], iter(range(1_000_000))
     for _ in range(2):
-        settings = StoreSettings(url=f"sqlite:///{Path(sys.argv[1]) / FILE}")
+        settings = StoreSection(url=f"sqlite:///{Path(sys.argv[1]) / FILE}")
         database = open_database(settings)
         mark("opened it")
         database._engine.dispose()
@@ -123,7 +123,7 @@ def check_crash(recording: Recording, point: int, seed: int, into: Path) -> None
     marks = recording.crash(point, random.Random(seed), into)
     names = {what: {one[1] for one in marks if one[0] == what} for what in ("keyed", "revoked", "enrolled", "counted")}
     try:
-        database = open_database(Store(url=f"sqlite:///{into / FILE}"))
+        database = open_database(StoreSection(url=f"sqlite:///{into / FILE}"))
     except ConfigError as error:
         raise AssertionError(error.message) from error
     try:

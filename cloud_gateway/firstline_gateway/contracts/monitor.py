@@ -41,7 +41,7 @@ from firstline_gateway.fleet import alarms
 from firstline_gateway.fleet.alarms import DeviceAlarm
 from firstline_gateway.identity.principals import UNAUTHENTICATED, device_of
 from firstline_gateway.models.repository import Repository, ServedModel
-from firstline_gateway.settings.settings import Contracts
+from firstline_gateway.settings.settings import ContractsSection
 from firstline_gateway.store.service_clock import ServiceClock
 from firstline_gateway.store.store import Store, limited_wait
 
@@ -157,7 +157,7 @@ class ContractMonitor:
 
     store: Store
     repository: Repository
-    settings: Contracts
+    settings: ContractsSection
     metrics: InitVar[RequestMetrics]
     clock: Clock
     service: ServiceClock
@@ -181,7 +181,7 @@ class ContractMonitor:
         self._closed = False
         self._room = threading.BoundedSemaphore(_WAITING)
 
-    def adopt(self, settings: Contracts) -> None:
+    def adopt(self, settings: ContractsSection) -> None:
         """Uses other settings for audits and shares of escalations from now on; their `delta` is the same."""
         self.settings = settings
 

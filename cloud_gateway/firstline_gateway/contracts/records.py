@@ -25,7 +25,7 @@ from firstline_core.types import AuditNote, ModelKey
 from firstline_core.units import DAY_S, HOUR_S
 from firstline_gateway import audit_log
 from firstline_gateway.contracts.pool import AuditPool, PoolKey, new_pool, with_audit, with_recent
-from firstline_gateway.settings.settings import Contracts
+from firstline_gateway.settings.settings import ContractsSection
 from firstline_gateway.store.schema import METADATA, insert, insert_missing, upsert
 
 POOLS = sa.Table(
@@ -267,7 +267,7 @@ class Counted:
 
 
 def count(
-    connection: sa.Connection, one: Audit, settings: Contracts, *, service_s: float, now_s: float
+    connection: sa.Connection, one: Audit, settings: ContractsSection, *, service_s: float, now_s: float
 ) -> list[Counted] | Skipped:
     """Counts an audit in the pool of each promise that it tests.
 

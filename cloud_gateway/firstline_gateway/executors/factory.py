@@ -26,7 +26,7 @@ from firstline_gateway.executors.ray.executor import RayExecutor
 from firstline_gateway.models.folder import load_full
 from firstline_gateway.models.memory import Load
 from firstline_gateway.models.repository import Repository, ServedModel, in_loading_order
-from firstline_gateway.settings.settings import ExecutorOf, Oip, Settings
+from firstline_gateway.settings.settings import ExecutorSection, OipSection, Settings
 
 log = logger(__name__)
 
@@ -61,7 +61,7 @@ def open_executors(settings: Settings, repository: Repository, options: RuntimeO
 def _open(
     settings: Settings,
     name: str,
-    found: ExecutorOf,
+    found: ExecutorSection,
     repository: Repository,
     options: RuntimeOptions,
     *,
@@ -109,7 +109,7 @@ def _open(
 
 
 def _models_of(
-    name: str, found: ExecutorOf, repository: Repository, takes: Callable[[str], bool], load: Load | None
+    name: str, found: ExecutorSection, repository: Repository, takes: Callable[[str], bool], load: Load | None
 ) -> list[ServedModel]:
     """Returns the models that an executor may run, newest first; closes those that it may not run."""
     models = []
@@ -131,7 +131,7 @@ def _models_of(
 
 def _open_oip(
     settings: Settings,
-    found: ExecutorOf,
+    found: ExecutorSection,
     models: Sequence[ServedModel],
     options: RuntimeOptions,
     open_member: OpensMember,
@@ -151,7 +151,7 @@ def _open_oip(
     return open_servers(group, open_transports(oip, settings.limits), open_member, sessions=found.sessions)
 
 
-def _oip(settings: Settings, found: ExecutorOf) -> Oip:
+def _oip(settings: Settings, found: ExecutorSection) -> OipSection:
     return msgspec.structs.replace(settings.oip, endpoints=found.endpoints or settings.oip.endpoints)
 
 

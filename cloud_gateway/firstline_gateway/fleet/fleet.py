@@ -48,7 +48,7 @@ class Fleet:
     """
 
     store: Store
-    fleet_settings: settings.Fleet
+    fleet_settings: settings.FleetSection
     clock: Clock
     service: ServiceClock
     on_desired: Callable[[], None]

@@ -72,7 +72,7 @@ class FleetGauges:
 
     store: Store
     metrics: RequestMetrics
-    fleet_settings: settings.Fleet
+    fleet_settings: settings.FleetSection
     certificate_days: float
     clock: Clock
     activity: Callable[[], Mapping[str, float]]

@@ -72,7 +72,7 @@ class Authorities:
         return "".join(authority.pem for authority in self)
 
 
-def had_store(identity: settings.Identity) -> bool:
+def had_store(identity: settings.IdentitySection) -> bool:
     """Returns whether a gateway has used the authority, and so had a store: an empty store has lost its content."""
     return (Path(identity.directory) / CRL_FILE).exists()
 

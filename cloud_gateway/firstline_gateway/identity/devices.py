@@ -19,7 +19,7 @@ from firstline_gateway.identity.authorities import Authorities, AuthorityFolder
 from firstline_gateway.identity.client_certificate import ClientCertificate
 from firstline_gateway.identity.enrolment import Issue, Issued
 from firstline_gateway.identity.gatekeeper import REMEMBERED_S, Gatekeeper, TokenBuckets
-from firstline_gateway.settings.settings import Identity
+from firstline_gateway.settings.settings import IdentitySection
 from firstline_gateway.store.store import Store
 
 # A device renews once in two months; the limit is for one that crashes each time before it has stored the answer.
@@ -46,7 +46,7 @@ class Devices:
     folder: AuthorityFolder
     store: Store
     gatekeeper: Gatekeeper
-    settings: Identity
+    settings: IdentitySection
     server_authority: str
     broker: wire.BrokerAddress | None
     clock: Clock

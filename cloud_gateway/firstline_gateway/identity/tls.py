@@ -56,7 +56,7 @@ class ServerTls:
         ConfigError: the files cannot be used.
     """
 
-    def __init__(self, tls: settings.Tls, folder: AuthorityFolder, clock: Clock) -> None:
+    def __init__(self, tls: settings.TlsSection, folder: AuthorityFolder, clock: Clock) -> None:
         self._settings = tls
         self._folder = folder
         self._clock = clock
@@ -92,7 +92,7 @@ class ServerTls:
         return ServerFiles(certificate, key, trusted.pem, (file_version(certificate), file_version(key)))
 
 
-def check(tls: settings.Tls) -> None:
+def check(tls: settings.TlsSection) -> None:
     """Tries to load an operator's own certificate, if one is configured.
 
     Raises:

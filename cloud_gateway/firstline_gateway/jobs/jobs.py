@@ -40,7 +40,7 @@ from firstline_gateway.jobs import records
 from firstline_gateway.jobs.records import RUNNING, Job, JobResult
 from firstline_gateway.jobs.waiters import POLL_S, JobWaiters
 from firstline_gateway.serving.data_plane import GatewayDataPlane
-from firstline_gateway.settings.settings import Jobs as JobSettings
+from firstline_gateway.settings.settings import JobsSection
 from firstline_gateway.store.service_clock import ServiceClock
 from firstline_gateway.store.store import Store
 
@@ -72,7 +72,7 @@ class Jobs:
 
     plane: GatewayDataPlane
     store: Store
-    settings: JobSettings
+    settings: JobsSection
     metrics: InitVar[RequestMetrics]
     clock: Clock
     service: ServiceClock

@@ -18,7 +18,7 @@ import sqlalchemy as sa
 
 from firstline_core.errors import IntegrityError, QueueFullError
 from firstline_core.storage.seals import Seal
-from firstline_gateway.settings.settings import Jobs as JobSettings
+from firstline_gateway.settings.settings import JobsSection
 from firstline_gateway.store.schema import METADATA, SEQUENCE
 
 JOBS = sa.Table(
@@ -110,7 +110,7 @@ class Usage(NamedTuple):
     own_bytes: int
 
 
-def add(connection: sa.Connection, job: Job, priority: int, settings: JobSettings) -> QueueFullError | None:
+def add(connection: sa.Connection, job: Job, priority: int, settings: JobsSection) -> QueueFullError | None:
     """Stores a new job if there is room. One principal may use no more room than it leaves free.
 
     Returns:

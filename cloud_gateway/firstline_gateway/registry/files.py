@@ -22,7 +22,7 @@ from firstline_core.errors import NoRoomError, NotFoundError, PayloadTooLargeErr
 from firstline_core.runtime.threads import in_daemon_thread
 from firstline_core.storage.artefact import SignedFile
 from firstline_core.storage.files import make_folder, naming, sync_folder, system_reason
-from firstline_gateway.settings.settings import Registry as RegistrySettings
+from firstline_gateway.settings.settings import RegistrySection
 
 PART_BYTES = 1 << 20
 
@@ -217,7 +217,7 @@ class Files:
         limit_bytes: largest total size.
     """
 
-    def __init__(self, blobs: Blobs, settings: RegistrySettings, *, clock: Clock) -> None:
+    def __init__(self, blobs: Blobs, settings: RegistrySection, *, clock: Clock) -> None:
         self.blobs = blobs
         self.limit_bytes = settings.limit_bytes
         self.blob_limit_bytes = settings.blob_limit_bytes

@@ -21,7 +21,7 @@ from firstline_gateway.settings.settings import (
     BROKER_AUTHORITIES_FILE,
     BROKER_PASSWORD_FILE,
     BROKER_USER,
-    Mqtt,
+    MqttSection,
     Settings,
 )
 
@@ -78,7 +78,7 @@ def _with_broker(settings: Settings) -> Settings:
     if not mqtt.username:
         mqtt = replace(
             mqtt,
-            port=broker.gateway_port if mqtt.port == Mqtt().port else mqtt.port,  # it has no port without TLS
+            port=broker.gateway_port if mqtt.port == MqttSection().port else mqtt.port,  # it has no port without TLS
             username=BROKER_USER,
             password_file=str(broker.folder / BROKER_PASSWORD_FILE),
             tls_ca_file=mqtt.tls_ca_file or str(broker.folder / BROKER_AUTHORITIES_FILE),

@@ -6,11 +6,11 @@ import math
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Literal
 
-from msgspec import Meta, Struct, field
+from msgspec import Meta, field
 
 from firstline_core.protocol.cors import Origin
 from firstline_core.protocol.limits import DEFAULT_LIMITS, Limits
-from firstline_core.protocol.settings_sections import DecodingBounds, Log, Tracing
+from firstline_core.protocol.settings_sections import DecodingBounds, Log, Section, Tracing
 from firstline_core.storage.settings import AuthoritiesPath, FilePath
 from firstline_core.types import Name
 
@@ -27,7 +27,7 @@ BASIC = frozenset(
 """The keys that most installations set; all others are advanced."""
 
 
-class Api(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ApiSection(Section, frozen=True, kw_only=True):
     host: str = "127.0.0.1"
     """Address to listen on; 0.0.0.0 is every network of this machine."""
     port: Port = 8080
@@ -50,7 +50,7 @@ class Api(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Serve /metrics to everybody; otherwise any valid API key reads them."""
 
 
-class Grpc(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class GrpcSection(Section, frozen=True, kw_only=True):
     enabled: bool = False
     """Also answer V2 over gRPC, on `api.host`, with TLS if `tls.enabled` is true."""
     port: Port = 8081
@@ -61,7 +61,7 @@ class Grpc(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The most calls at the same moment; one more is refused. One client may have half."""
 
 
-class Tls(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class TlsSection(Section, frozen=True, kw_only=True):
     enabled: bool = False
     """Serve HTTPS instead of HTTP."""
     hosts: tuple[str, ...] = ()
@@ -75,7 +75,7 @@ class Tls(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """CA certificate of its issuer, or of a proxy's (PEM); devices trust it when they enrol."""
 
 
-class Auth(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class AuthSection(Section, frozen=True, kw_only=True):
     mode: Literal["tokens", "off"] = "tokens"
     """"off" serves every caller, and is refused unless `api.host` is a loopback address."""
     refresh_s: Annotated[float, Meta(ge=0.1, le=60)] = 2.0
@@ -87,7 +87,7 @@ class Auth(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Addresses and networks of trusted proxies; each must replace that header on every request."""
 
 
-class Identity(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class IdentitySection(Section, frozen=True, kw_only=True):
     directory: FilePath = "identity"
     """The certificate authority's key and certificates; created when first needed. Replicas share a copy."""
     certificate_days: Annotated[float, Meta(gt=0, le=825)] = 90.0
@@ -102,7 +102,7 @@ class Identity(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The broker's port for them; 0 is `broker.port`."""
 
 
-class Models(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ModelsSection(Section, frozen=True, kw_only=True):
     directory: FilePath = "models"
     """Each subfolder, or subfolder/version, that holds a manifest.json is a bundle; every version is served."""
     wait: bool = True
@@ -118,7 +118,7 @@ class Models(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The `executors` that a model may run on, by its name: { large = ["gpu", "far"] }; other models run on all."""
 
 
-class Execution(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ExecutionSection(Section, frozen=True, kw_only=True):
     engine: Literal["local", "oip", "ray"] = "local"
     """Engine of the full models: "local" is ONNX Runtime in this process, "oip" the servers of `oip.endpoints`, "ray"
     the cluster of `ray.address`."""
@@ -136,7 +136,7 @@ class Execution(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The longest wait of a request without a deadline (seconds); others wait until their deadline."""
 
 
-class ExecutorOf(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ExecutorSection(Section, frozen=True, kw_only=True):
     engine: Literal["local", "oip", "ray"] = "local"
     """As `execution.engine`; `[oip]` and `[ray]` give the other settings."""
     providers: tuple[str, ...] = ()
@@ -149,17 +149,17 @@ class ExecutorOf(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Files of profiles measured on that machine: batch times before the first batch."""
 
 
-class Decoding(DecodingBounds, frozen=True, kw_only=True):
+class DecodingSection(DecodingBounds, frozen=True, kw_only=True):
     total_memory_bytes: Count = 1 << 30
     """Working memory of all large inputs under way; one client may hold half, others wait for it (bytes)."""
 
 
-class Cache(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class CacheSection(Section, frozen=True, kw_only=True):
     limit_bytes: Annotated[int, Meta(ge=0)] = 0
     """Size of the cache of answers for the same caller and input (bytes); 0 disables it."""
 
 
-class Oip(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class OipSection(Section, frozen=True, kw_only=True):
     endpoints: tuple[str, ...] = ()
     """URLs of servers that have the same models and speak the Open Inference Protocol V2 with binary tensors:
     ["https://gpu-1.example.com:8000"]."""
@@ -177,7 +177,7 @@ class Oip(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Share of all batches that may also be sent to a second endpoint if the first is slow; 0 disables hedging."""
 
 
-class Ray(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class RaySection(Section, frozen=True, kw_only=True):
     address: str = "auto"
     """The cluster's head, HOST:PORT; "auto" is the cluster that this machine is a node of."""
     models_directory: str = ""
@@ -196,7 +196,7 @@ class Ray(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Timeout of a batch at a replica (seconds); then another replica is tried."""
 
 
-class Mqtt(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class MqttSection(Section, frozen=True, kw_only=True):
     enabled: bool = False
     """Also take requests from devices over MQTT 5."""
     host: str = "127.0.0.1"
@@ -217,7 +217,7 @@ class Mqtt(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The most unanswered requests that the broker sends."""
 
 
-class Store(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class StoreSection(Section, frozen=True, kw_only=True):
     url: str = "sqlite:///gateway.db"
     """The database: `sqlite:///FILE`, or `postgresql+psycopg://USER@HOST/DATABASE`, which replicas share."""
     password_file: FilePath = ""
@@ -228,7 +228,7 @@ class Store(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How long an answered delivery is remembered (seconds of service); longer than the devices' outbox.max_age_s."""
 
 
-class Jobs(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class JobsSection(Section, frozen=True, kw_only=True):
     in_flight: Count = 16
     """The most jobs that this gateway runs concurrently, at a lower priority than interactive requests."""
     limit: Count = 100_000
@@ -242,7 +242,7 @@ class Jobs(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Time for which the answer to a job is stored, and the longest wait of a job for capacity (seconds of service)."""
 
 
-class Fleet(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class FleetSection(Section, frozen=True, kw_only=True):
     accept: Literal["automatic", "by_hand"] = "automatic"
     """Whether an enrolled device joins the fleet at once, or after `firstline device accept`."""
     mqtt: bool = True
@@ -257,7 +257,7 @@ BROKER_PASSWORD_FILE = "gateway_password"  # noqa: S105 (a file's name)
 BROKER_AUTHORITIES_FILE = "ca.pem"
 
 
-class Broker(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class BrokerSection(Section, frozen=True, kw_only=True):
     directory: FilePath = ""
     """Folder of Mosquitto's files, which this gateway writes and updates; "" if you configure the broker yourself."""
     seen_as: str = ""
@@ -294,7 +294,7 @@ class Broker(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return PurePosixPath(self.data_directory) if self.data_directory else self.seen_folder / "data"
 
 
-class Registry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class RegistrySection(Section, frozen=True, kw_only=True):
     blobs: Annotated[str, Meta(extra={"path": ("s3:",)})] = ""
     """Storage of the bundle files that devices fetch: a folder, or s3://BUCKET/PREFIX; "" disables the
     registry."""
@@ -313,7 +313,7 @@ class Registry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Time until an unused fetched model is removed (seconds); devices silent for longer do not count."""
 
 
-class Contracts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ContractsSection(Section, frozen=True, kw_only=True):
     delta: Annotated[float, Meta(gt=0, lt=1)] = 0.05
     """The probability with which a contract that holds may ever alarm."""
     escalations_per_hour: Annotated[float, Meta(ge=1, le=1e12)] = 36_000.0
@@ -325,7 +325,7 @@ class Contracts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     Requests may name their scene with `source`; then it is the time between those of one source."""
 
 
-class Webhook(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class WebhookSection(Section, frozen=True, kw_only=True):
     url: str = ""
     """https:// address that receives the messages; http:// only on this machine."""
     events: tuple[Literal["alarms", "rollouts", "enrolments", "answers"], ...] = ("alarms", "rollouts", "enrolments")
@@ -334,29 +334,29 @@ class Webhook(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A file that holds the signing key, "whsec_" and base64, and nothing else."""
 
 
-class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    api: Api = Api()
-    grpc: Grpc = Grpc()
-    tls: Tls = Tls()
-    auth: Auth = Auth()
-    identity: Identity = Identity()
-    models: Models = Models()
-    execution: Execution = Execution()
-    executors: dict[Name, ExecutorOf] = field(default_factory=dict)
+class Settings(Section, frozen=True, kw_only=True):
+    api: ApiSection = ApiSection()
+    grpc: GrpcSection = GrpcSection()
+    tls: TlsSection = TlsSection()
+    auth: AuthSection = AuthSection()
+    identity: IdentitySection = IdentitySection()
+    models: ModelsSection = ModelsSection()
+    execution: ExecutionSection = ExecutionSection()
+    executors: dict[Name, ExecutorSection] = field(default_factory=dict)
     """Several executors by name, instead of `execution.engine`; each batch goes to the one that is expected to finish
     it first. See docs/how-to/scale.md."""
-    decoding: Decoding = Decoding()
-    cache: Cache = Cache()
-    oip: Oip = Oip()
-    ray: Ray = Ray()
-    mqtt: Mqtt = Mqtt()
-    broker: Broker = Broker()
-    registry: Registry = Registry()
-    store: Store = Store()
-    jobs: Jobs = Jobs()
-    fleet: Fleet = Fleet()
-    contracts: Contracts = Contracts()
-    webhooks: dict[Name, Webhook] = field(default_factory=dict)
+    decoding: DecodingSection = DecodingSection()
+    cache: CacheSection = CacheSection()
+    oip: OipSection = OipSection()
+    ray: RaySection = RaySection()
+    mqtt: MqttSection = MqttSection()
+    broker: BrokerSection = BrokerSection()
+    registry: RegistrySection = RegistrySection()
+    store: StoreSection = StoreSection()
+    jobs: JobsSection = JobsSection()
+    fleet: FleetSection = FleetSection()
+    contracts: ContractsSection = ContractsSection()
+    webhooks: dict[Name, WebhookSection] = field(default_factory=dict)
     """Receivers of signed messages about events, by name. See docs/how-to/webhooks.md."""
     tracing: Tracing = Tracing()
     log: Log = Log()
@@ -385,9 +385,9 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return sum(found.engine == "local" for name, found in self.engines.items() if name in names)
 
     @property
-    def engines(self) -> dict[str, ExecutorOf]:
+    def engines(self) -> dict[str, ExecutorSection]:
         """The executors that run models; an unnamed executor is named after its engine."""
-        return self.executors or {self.execution.engine: ExecutorOf(engine=self.execution.engine)}
+        return self.executors or {self.execution.engine: ExecutorSection(engine=self.execution.engine)}
 
     @property
     def providers(self) -> tuple[str, ...]:

@@ -145,7 +145,7 @@ class Database:
             ) from error
 
 
-def connect(found: settings.Store) -> Database:
+def connect(found: settings.StoreSection) -> Database:
     """Connects to a store without changing its schema.
 
     Raises:
@@ -154,14 +154,14 @@ def connect(found: settings.Store) -> Database:
     return Database(_engine(found))
 
 
-def sqlite_file(found: settings.Store) -> Path | None:
+def sqlite_file(found: settings.StoreSection) -> Path | None:
     """Returns the store's file; None if the store is a server."""
     url = make_url(found.url)
     return Path(url.database or "") if url.get_backend_name() == "sqlite" else None
 
 
 @contextmanager
-def used_by_one_gateway(found: settings.Store) -> Iterator[None]:
+def used_by_one_gateway(found: settings.StoreSection) -> Iterator[None]:
     """Refuses a second gateway on an SQLite file, which would run the jobs of the first; commands take no lock.
 
     Raises:
@@ -188,7 +188,7 @@ def used_by_one_gateway(found: settings.Store) -> Iterator[None]:
         os.close(lock)
 
 
-def open_database(found: settings.Store, tables: Tables, *, must_exist: bool = False) -> Database:
+def open_database(found: settings.StoreSection, tables: Tables, *, must_exist: bool = False) -> Database:
     """Connects, and migrates the schema; of several replicas that start at once, one migrates.
 
     The pages of an SQLite file are not checked, see `check`: that takes a time in proportion to the file.
@@ -230,7 +230,7 @@ def _as_settings(database: Database) -> Iterator[None]:
         raise ConfigError(f"store.url: {_damaged(f'The store {database.shown}', error)}") from error
 
 
-def _connect_undamaged(found: settings.Store, *, must_exist: bool) -> Database:
+def _connect_undamaged(found: settings.StoreSection, *, must_exist: bool) -> Database:
     """Connects, after a check of the log of an SQLite file: SQLite moves into the file as much as it can read.
 
     Raises:
@@ -264,7 +264,7 @@ def _lost(shown: str) -> str:
     )
 
 
-def check(found: settings.Store, *, must_exist: bool = False) -> None:
+def check(found: settings.StoreSection, *, must_exist: bool = False) -> None:
     """Checks that the store answers, and all pages of an SQLite file, for a start; no writer waits for it.
 
     Creates nothing: a file that does not exist yet is accepted.
@@ -308,7 +308,7 @@ def _advice(error: Exception) -> str:
     return "Is it away, full or read-only?"
 
 
-def _engine(found: settings.Store) -> Engine:
+def _engine(found: settings.StoreSection) -> Engine:
     try:
         url = make_url(found.url)
     except (ArgumentError, ValueError) as error:

@@ -17,7 +17,7 @@ from firstline_core.protocol.http_client import (
     without_environment,
 )
 from firstline_core.storage.setting_places import quoted
-from firstline_gateway.settings.settings import Webhook
+from firstline_gateway.settings.settings import WebhookSection
 from firstline_gateway.webhooks import messages
 from firstline_gateway.webhooks.messages import Message
 
@@ -108,7 +108,7 @@ class Receiver:
         return f"webhooks.{quoted(self.name)}.{key}"
 
 
-def receiver_of(name: str, settings: Webhook, clock: Clock) -> Receiver:
+def receiver_of(name: str, settings: WebhookSection, clock: Clock) -> Receiver:
     """Returns the receiver of a webhook, with the proxy and the authorities that the environment names now. Blocks.
 
     Raises:

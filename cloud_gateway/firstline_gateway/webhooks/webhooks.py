@@ -22,7 +22,7 @@ from firstline_core.storage.setting_places import quoted
 from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_gateway.background import PeriodicTask
-from firstline_gateway.settings.settings import Webhook
+from firstline_gateway.settings.settings import WebhookSection
 from firstline_gateway.store.service_clock import ServiceClock
 from firstline_gateway.store.store import Store
 from firstline_gateway.webhooks import messages, records
@@ -61,7 +61,7 @@ class Webhooks:
 
     def __init__(
         self,
-        settings: Mapping[str, Webhook],
+        settings: Mapping[str, WebhookSection],
         store: Store,
         *,
         metrics: RequestMetrics,
@@ -237,7 +237,7 @@ class _Sender:
         )
 
 
-def check(settings: Mapping[str, Webhook]) -> None:
+def check(settings: Mapping[str, WebhookSection]) -> None:
     """Checks the webhooks before a gateway starts. Blocks.
 
     Raises:

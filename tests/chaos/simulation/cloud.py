@@ -31,7 +31,7 @@ from firstline_gateway.serving.deliveries.deliveries import Deliveries
 from firstline_gateway.serving.deliveries.records import DELIVERIES
 from firstline_gateway.serving.scheduling.admission import Bounds
 from firstline_gateway.serving.scheduling.batcher import Batcher
-from firstline_gateway.settings.settings import Contracts
+from firstline_gateway.settings.settings import ContractsSection
 from firstline_gateway.store.database import Database
 from firstline_gateway.store.service_clock import ServiceClock
 from firstline_gateway.tables import open_database
@@ -109,7 +109,7 @@ class Cloud:
         store = SimulatedStore(disk, database)
         service = ServiceClock(database, self._clock)
         contracts = ContractMonitor(
-            store, self._repository, Contracts(), metrics=metrics, clock=self._clock, service=service
+            store, self._repository, ContractsSection(), metrics=metrics, clock=self._clock, service=service
         )
         self._deliveries = deliveries = Deliveries(
             store, self._store, metrics=metrics, clock=self._clock, service=service

@@ -23,7 +23,7 @@ from firstline_edge.api.app import description
 from firstline_edge.app import EdgeAgent
 from firstline_edge.settings.load import load
 from firstline_gateway.models.repository import Repository
-from firstline_gateway.settings.settings import Mqtt, Settings, Store
+from firstline_gateway.settings.settings import MqttSection, Settings, StoreSection
 
 CHECKOUT = Path(__file__).parents[3]
 PAGES = [CHECKOUT / "README.md", *sorted((CHECKOUT / "docs").rglob("*.md"))]
@@ -87,7 +87,7 @@ def test_the_limits_are_the_default_ones() -> None:
 
 async def test_every_address_of_either_tier_is_in_the_table(tmp_path: Path) -> None:
     section = PROTOCOL.partition("## Addresses")[2].partition("\n## ")[0]
-    settings = Settings(store=Store(url=f"sqlite:///{tmp_path / 'gateway.db'}"))
+    settings = Settings(store=StoreSection(url=f"sqlite:///{tmp_path / 'gateway.db'}"))
     gateway = gateway_of(settings, GatedExecutor(), Repository({}))
     served = gateway.control_plane().openapi()["paths"] | description()["paths"]
     await gateway.close()
@@ -117,7 +117,7 @@ def test_every_topic_and_user_property_is_named() -> None:
 async def test_every_metric_is_named(tmp_path: Path) -> None:
     async with EdgeAgent(load(None, environ={}, overrides={"agent.state_dir": str(tmp_path)})) as agent:
         found = names(agent.metrics)
-    settings = Settings(mqtt=Mqtt(enabled=True), store=Store(url=f"sqlite:///{tmp_path / 'gateway.db'}"))
+    settings = Settings(mqtt=MqttSection(enabled=True), store=StoreSection(url=f"sqlite:///{tmp_path / 'gateway.db'}"))
     gateway = gateway_of(settings, GatedExecutor(), Repository({}))
     found |= names(gateway.metrics)
     await gateway.close()

@@ -34,7 +34,7 @@ from firstline_gateway import __version__
 from firstline_gateway.identity import authorities
 from firstline_gateway.rollouts import records
 from firstline_gateway.rollouts.step import StepTime
-from firstline_gateway.settings.settings import Settings, Store
+from firstline_gateway.settings.settings import Settings, StoreSection
 from firstline_gateway.store import service_clock
 from firstline_gateway.store.database import connect, sqlite_file
 from firstline_gateway.store.migrate import VERSION_TABLE, lock, migrate, schema_of
@@ -238,7 +238,7 @@ def _add(archive: zipfile.ZipFile, name: str, parts: Iterable[bytes]) -> None:
         content.writelines(parts)
 
 
-def _add_store(archive: zipfile.ZipFile, store: Store) -> str:
+def _add_store(archive: zipfile.ZipFile, store: StoreSection) -> str:
     existing = sqlite_file(store)
     if existing is not None and not existing.exists():
         raise ConfigError(f"There is no store at {existing} yet; a gateway makes it when it starts.")
@@ -264,7 +264,9 @@ def _add_identity(archive: zipfile.ZipFile, directory: Path) -> dict[str, int]:
     return modes
 
 
-def _restore_store(archive: zipfile.ZipFile, manifest: Manifest, store: Store) -> tuple[dict[str, int], list[str]]:
+def _restore_store(
+    archive: zipfile.ZipFile, manifest: Manifest, store: StoreSection
+) -> tuple[dict[str, int], list[str]]:
     existing = sqlite_file(store)
     if existing is not None and existing.exists():
         raise ConfigError(f"There is a store at {existing} already; a restore overwrites nothing. Put it aside.")

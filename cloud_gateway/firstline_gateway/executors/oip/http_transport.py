@@ -19,7 +19,7 @@ from firstline_core.protocol.http_transport import SOCKET_OPTIONS, KeepingTransp
 from firstline_core.protocol.limits import Limits
 from firstline_core.protocol.tls import verifying_context
 from firstline_core.storage.secrets import read_token
-from firstline_gateway.settings.settings import Oip
+from firstline_gateway.settings.settings import OipSection
 
 _USER_AGENT = "firstline-gateway"
 _IDLE_S = 15.0  # below what NATs and load balancers remember, from 30 s
@@ -28,7 +28,7 @@ Trace = Callable[[str, object], Awaitable[None]]
 _trace: ContextVar[Trace | None] = ContextVar("trace", default=None)
 
 
-def open_transports(settings: Oip, limits: Limits) -> dict[str, HttpClient]:
+def open_transports(settings: OipSection, limits: Limits) -> dict[str, HttpClient]:
     """Returns a client for each configured server, by its URL.
 
     Raises:

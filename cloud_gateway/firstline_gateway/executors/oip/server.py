@@ -45,7 +45,7 @@ from firstline_gateway.executors.dispatch.member import HedgeBudget, Member, Ope
 from firstline_gateway.executors.local import Group, Prepared, joined_rows, prepare_batch, split_results
 from firstline_gateway.executors.oip.dialects import RemoteModel
 from firstline_gateway.models.repository import ServedModel
-from firstline_gateway.settings.settings import Oip
+from firstline_gateway.settings.settings import OipSection
 
 _EVERY_S = 2.0
 _WHILE_AWAY_S = 0.5
@@ -81,7 +81,7 @@ class ServerGroup:
 
     models: dict[ModelKey, RemoteModel]
     make: Callable[[ServedModel], RemoteModel]
-    settings: Oip
+    settings: OipSection
     threads: ThreadPoolExecutor
     max_batch_rows: int
     clock: Clock = SYSTEM_CLOCK

@@ -27,7 +27,7 @@ from firstline_gateway.identity.principals import device_of
 from firstline_gateway.serving.deliveries import records
 from firstline_gateway.serving.deliveries.records import DeliveryKey, Record
 from firstline_gateway.serving.request_digest import hashed
-from firstline_gateway.settings.settings import Store as StoreSettings
+from firstline_gateway.settings.settings import StoreSection
 from firstline_gateway.store.service_clock import ServiceClock, advance
 from firstline_gateway.store.store import Readers, Store, limited_wait
 
@@ -51,7 +51,7 @@ class Deliveries:
     """
 
     store: Store
-    settings: StoreSettings
+    settings: StoreSection
     metrics: InitVar[RequestMetrics]
     clock: Clock
     service: ServiceClock

@@ -14,7 +14,7 @@ from firstline_core.types import NAME_PATTERN, Name
 from firstline_gateway.broker.config import access_list, configuration, denied_devices, password_line
 from firstline_gateway.broker.files import BrokerFolder
 from firstline_gateway.settings.load import load
-from firstline_gateway.settings.settings import BROKER_USER, Api, Broker, Mqtt, Settings
+from firstline_gateway.settings.settings import BROKER_USER, ApiSection, BrokerSection, MqttSection, Settings
 
 NAMES = st.from_regex(NAME_PATTERN, fullmatch=True)
 FOLDER = PurePosixPath("/mosquitto/config")
@@ -47,21 +47,23 @@ def test_a_password_is_hashed_as_mosquitto_does() -> None:
 
 
 def test_limits_come_from_the_settings() -> None:
-    broker = Broker(directory=str(FOLDER), connections=5, pid_file="/run/p")
-    text = configuration(Settings(broker=broker, api=Api(body_limit_bytes=1000), mqtt=Mqtt(concurrency=7)))
+    broker = BrokerSection(directory=str(FOLDER), connections=5, pid_file="/run/p")
+    text = configuration(
+        Settings(broker=broker, api=ApiSection(body_limit_bytes=1000), mqtt=MqttSection(concurrency=7))
+    )
     assert f"max_packet_size {1000 + 65_536}\n" in text
     assert "max_inflight_messages 7\n" in text
     assert "max_connections 5\n" in text
     assert "pid_file /run/p\n" in text
-    assert "pid_file" not in configuration(Settings(broker=Broker(directory=str(FOLDER))))
-    here = configuration(Settings(broker=Broker(directory=str(FOLDER), pid_file="p")))
+    assert "pid_file" not in configuration(Settings(broker=BrokerSection(directory=str(FOLDER))))
+    here = configuration(Settings(broker=BrokerSection(directory=str(FOLDER), pid_file="p")))
     assert f"pid_file {Path.cwd() / 'p'}\n" in here
 
 
 def test_without_a_pid_file_the_working_directory_may_be_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     tmp_path.rmdir()
-    assert "pid_file" not in configuration(Settings(broker=Broker(directory=str(FOLDER))))
+    assert "pid_file" not in configuration(Settings(broker=BrokerSection(directory=str(FOLDER))))
 
 
 def test_a_gateway_with_the_brokers_folder_needs_no_credentials_beside(tmp_path: Path) -> None:

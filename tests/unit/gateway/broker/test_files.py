@@ -24,7 +24,7 @@ from firstline_gateway.broker.config import (
 from firstline_gateway.broker.files import BrokerFolder
 from firstline_gateway.identity.authorities import Authorities, open_authorities, parse_lists
 from firstline_gateway.identity.credentials import Changes, KnownCredentials
-from firstline_gateway.settings.settings import BROKER_USER, Broker, Settings
+from firstline_gateway.settings.settings import BROKER_USER, BrokerSection, Settings
 
 NOW_S = 1_800_000_000.0
 NO_CREDENTIALS = KnownCredentials()
@@ -34,7 +34,7 @@ def refreshed(
     path: Path, credentials: KnownCredentials = NO_CREDENTIALS, *, data_directory: str = ""
 ) -> dict[str, int]:
     authorities: Authorities = open_authorities(path.parent / "identity", NOW_S)
-    settings = Settings(broker=Broker(directory=str(path), hosts=("127.0.0.1",), data_directory=data_directory))
+    settings = Settings(broker=BrokerSection(directory=str(path), hosts=("127.0.0.1",), data_directory=data_directory))
     BrokerFolder(settings).refresh(authorities, credentials, NOW_S)
     return {one.name: stat.S_IMODE(one.stat().st_mode) for one in path.iterdir()}
 
@@ -128,7 +128,9 @@ def test_a_store_that_lost_a_revocation_does_not_shorten_the_lists(tmp_path: Pat
 def test_an_interrupted_revocation_is_completed_later(tmp_path: Path, blocked: str) -> None:
     path, pid_file = tmp_path / "broker", tmp_path / "pid"
     authorities = open_authorities(tmp_path / "identity", NOW_S)
-    folder = BrokerFolder(Settings(broker=Broker(directory=str(path), hosts=("127.0.0.1",), pid_file=str(pid_file))))
+    folder = BrokerFolder(
+        Settings(broker=BrokerSection(directory=str(path), hosts=("127.0.0.1",), pid_file=str(pid_file)))
+    )
     folder.refresh(authorities, NO_CREDENTIALS, NOW_S)
     pid_file.write_text(str(os.getpid()))
     (path / blocked).unlink()
@@ -146,7 +148,7 @@ def test_an_interrupted_revocation_is_completed_later(tmp_path: Path, blocked: s
 
 def test_a_new_process_makes_the_broker_reload_once(tmp_path: Path) -> None:
     path, pid_file = tmp_path / "broker", tmp_path / "pid"
-    settings = Settings(broker=Broker(directory=str(path), hosts=("127.0.0.1",), pid_file=str(pid_file)))
+    settings = Settings(broker=BrokerSection(directory=str(path), hosts=("127.0.0.1",), pid_file=str(pid_file)))
     authorities = open_authorities(tmp_path / "identity", NOW_S)
     BrokerFolder(settings).refresh(authorities, NO_CREDENTIALS, NOW_S)
     pid_file.write_text(str(os.getpid()))

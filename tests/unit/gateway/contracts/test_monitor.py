@@ -50,13 +50,12 @@ from firstline_gateway.fleet.fleet import Fleet
 from firstline_gateway.models.folder import ModelsFolder
 from firstline_gateway.models.repository import Repository, ServedModel
 from firstline_gateway.serving.data_plane import check
-from firstline_gateway.settings.settings import Contracts, Store
-from firstline_gateway.settings.settings import Fleet as FleetSettings
+from firstline_gateway.settings.settings import ContractsSection, FleetSection, StoreSection
 from firstline_gateway.store.service_clock import ServiceClock
 
 THREE = {PROBABILITIES: np.eye(10, dtype=np.float32)[[3]]}
 DIGITS = ModelKey("digits", 1)
-SETTINGS = Contracts(escalations_per_hour=600)
+SETTINGS = ContractsSection(escalations_per_hour=600)
 NOW_S = 1_800_000_000.0
 EITHER = pytest.mark.parametrize("store_settings", [SQLITE, POSTGRESQL], indirect=True)
 
@@ -75,7 +74,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Repository]
 class Bench:
     """A monitor on a simulated clock, and devices that ask it."""
 
-    def __init__(self, store: Store, repository: Repository, settings: Contracts = SETTINGS) -> None:
+    def __init__(self, store: StoreSection, repository: Repository, settings: ContractsSection = SETTINGS) -> None:
         self.clock = SimulatedClock()
         self.store, self.repository, self.settings = store, repository, settings
         self.open()
@@ -145,7 +144,7 @@ class Bench:
 
 
 @pytest.fixture(params=[SQLITE])
-def store_settings(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+def store_settings(request: pytest.FixtureRequest, tmp_path: Path) -> StoreSection:
     """A store in SQLite; a test of what is stored, marked EITHER, runs once on each database."""
     if request.param == SQLITE:
         return sqlite_store(tmp_path)
@@ -153,14 +152,14 @@ def store_settings(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
     return running.new_store()
 
 
-MakeBench = Callable[[Contracts], Bench]
+MakeBench = Callable[[ContractsSection], Bench]
 
 
 @pytest.fixture
-def make_bench(store_settings: Store, repository: Repository) -> Iterator[MakeBench]:
+def make_bench(store_settings: StoreSection, repository: Repository) -> Iterator[MakeBench]:
     with ExitStack() as benches:
 
-        def make(settings: Contracts) -> Bench:
+        def make(settings: ContractsSection) -> Bench:
             bench = Bench(store_settings, repository, settings)
             benches.callback(bench.close)
             return bench
@@ -222,7 +221,7 @@ def answered(bench: Bench, served: ServedModel, edge: tuple[str, ...], full: tup
 
 
 def test_only_audits_in_which_an_event_can_occur_test_its_promise(make_bench: MakeBench) -> None:
-    bench = make_bench(Contracts(audits_per_device_hour=10**6))
+    bench = make_bench(ContractsSection(audits_per_device_hour=10**6))
     served = certified_detector(bench.served())
     for edge, full in ((), ()), (("person",), ("person",)), (("person",), ()), ((), ("car",)), ((), ()):
         answered(bench, served, edge, full)
@@ -236,7 +235,7 @@ def test_only_audits_in_which_an_event_can_occur_test_its_promise(make_bench: Ma
 
 @pytest.mark.parametrize("empty", [0, 99])
 def test_a_detector_that_reports_nothing_alarms_however_rare_objects_are(make_bench: MakeBench, empty: int) -> None:
-    bench = make_bench(Contracts(audits_per_device_hour=10**6))
+    bench = make_bench(ContractsSection(audits_per_device_hour=10**6))
     served, persons = certified_detector(bench.served()), 0
     with captured_lines() as lines:
         while not (notice := answered(bench, served, (), ("person",))).alarm:
@@ -365,7 +364,7 @@ def test_a_device_learns_how_many_devices_audit_its_promise(bench: Bench) -> Non
 
 
 async def test_device_with_uncounted_audits_counts_as_auditing(make_bench: MakeBench) -> None:
-    bench = make_bench(Contracts(audit_spacing_s=60))
+    bench = make_bench(ContractsSection(audit_spacing_s=60))
     notices = [bench.audit(f"cam{number}") for number in range(5)]
     assert bench.counted() == 1
     assert [notice and notice.devices for notice in notices] == [1, 2, 3, 4, 5]
@@ -401,7 +400,7 @@ async def test_device_alarm_is_logged_once_from_its_first_report(bench: Bench) -
 
     async def count(device: str, alarm: ContractAlarm | None) -> None:
         fleet = Fleet(
-            bench.opened.store, FleetSettings(), clock=bench.clock, service=bench.service, on_desired=lambda: None
+            bench.opened.store, FleetSection(), clock=bench.clock, service=bench.service, on_desired=lambda: None
         )
         counts = ModelCounts("digits", 1, audited=9, disagreed=4, device_alarm=alarm)
         await fleet.take_telemetry(device, Telemetry("s", next(sequence), models=(counts,)))
@@ -608,7 +607,7 @@ def test_a_request_counts_once_whatever_the_wall_clock_says(bench: Bench, wall_s
 
 
 async def test_clock_jump_adds_no_quota_and_no_closer_audits(make_bench: MakeBench) -> None:
-    bench = make_bench(Contracts(audits_per_device_hour=5, audit_spacing_s=10))
+    bench = make_bench(ContractsSection(audits_per_device_hour=5, audit_spacing_s=10))
     for number in range(9):
         bench.set_wall_clock(NOW_S + (-1) ** number * number * DAY_S)
         bench.audit("cam")
@@ -622,7 +621,7 @@ async def test_clock_jump_adds_no_quota_and_no_closer_audits(make_bench: MakeBen
 
 
 async def test_a_device_has_its_share_of_an_hour(make_bench: MakeBench) -> None:
-    bench = make_bench(Contracts(audits_per_device_hour=5))
+    bench = make_bench(ContractsSection(audits_per_device_hour=5))
     for _ in range(50):
         bench.audit("cam")
     bench.audit("yard")
@@ -637,7 +636,7 @@ async def test_a_device_has_its_share_of_an_hour(make_bench: MakeBench) -> None:
 
 
 async def test_devices_with_one_scene_may_be_counted_apart(make_bench: MakeBench) -> None:
-    bench = make_bench(Contracts(audit_spacing_s=10))
+    bench = make_bench(ContractsSection(audit_spacing_s=10))
     for number in range(20):
         bench.audit(f"cam{number}", label=4)
     assert bench.counted() == 1
@@ -657,7 +656,7 @@ async def test_devices_with_one_scene_may_be_counted_apart(make_bench: MakeBench
 
 
 async def test_audits_of_several_sources_count_apart(make_bench: MakeBench) -> None:
-    bench = make_bench(Contracts(audit_spacing_s=10, audits_per_device_hour=10**6))
+    bench = make_bench(ContractsSection(audit_spacing_s=10, audits_per_device_hour=10**6))
     for source in ("gate", "yard", "gate", "", ""):
         bench.answer(request_from("cam", note_of(bench.served()), source=source))
     assert (bench.counted(), bench.skipped(Skipped.SPACING)) == (3, 2)
@@ -673,7 +672,7 @@ async def test_audits_of_several_sources_count_apart(make_bench: MakeBench) -> N
 
 
 async def test_a_device_with_many_sources_keeps_no_other_out(make_bench: MakeBench) -> None:
-    bench = make_bench(Contracts(audit_spacing_s=10, audits_per_device_hour=10**6))
+    bench = make_bench(ContractsSection(audit_spacing_s=10, audits_per_device_hour=10**6))
     for device in ("cam", "porch"):
         for number in range(20):
             bench.answer(request_from(device, note_of(bench.served()), source=f"{device} {number}"))
@@ -726,7 +725,7 @@ def test_a_store_that_refuses_costs_evidence_and_no_answer(bench: Bench) -> None
 
 def test_a_disk_that_hangs_holds_up_no_answer(make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(monitor, "_WAITING", 64)
-    bench = make_bench(Contracts(audits_per_device_hour=10_000))
+    bench = make_bench(ContractsSection(audits_per_device_hour=10_000))
     gate = threading.Event()
     bench.opened.store.submit(lambda _: gate.wait(20))
     request = request_from("cam", note_of(bench.served()))
@@ -765,7 +764,7 @@ def test_replicas_share_one_test(make_bench: MakeBench) -> None:
 
 @EITHER
 def test_replicas_that_count_at_once_lose_no_audit(make_bench: MakeBench) -> None:
-    replicas = [make_bench(Contracts(audits_per_device_hour=1000)) for _ in range(2)]
+    replicas = [make_bench(ContractsSection(audits_per_device_hour=1000)) for _ in range(2)]
     for number in range(20):
         for bench in replicas:
             for variant in (number % 2, 1 - number % 2):  # in opposite orders, as two may lock

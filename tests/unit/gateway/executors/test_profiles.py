@@ -17,7 +17,7 @@ from firstline_gateway.executors.dispatch.member import BatchAttempt, Forecast, 
 from firstline_gateway.executors.factory import open_executors
 from firstline_gateway.executors.profiles import batch_seconds, read
 from firstline_gateway.models.repository import Repository, ServedModel
-from firstline_gateway.settings.settings import ExecutorOf, Settings
+from firstline_gateway.settings.settings import ExecutorSection, Settings
 
 MANIFEST = open_bundle(Path(__file__).parents[4] / "models/digits/bundle").manifest
 CPU = "CPUExecutionProvider"
@@ -73,7 +73,7 @@ def test_a_profile_counts_for_every_task(tmp_path: Path) -> None:
     manifest = msgspec.structs.replace(MANIFEST, task=msgspec.structs.replace(MANIFEST.task, independent=True))
     served = ServedModel(ModelKey("digits", 1), tmp_path, manifest, None, manifest.full_digest)
     (tmp_path / "m.json").write_bytes(encode(profile(point(1, 0.01, 50, Absent("no")))))
-    settings = Settings(executors={"near": ExecutorOf(profiles=(str(tmp_path / "m.json"),))})
+    settings = Settings(executors={"near": ExecutorSection(profiles=(str(tmp_path / "m.json"),))})
     (member,) = open_executors(settings, Repository({}), RuntimeOptions()).members
     assert member.profiled(served) == {1: 0.01}
 

@@ -20,7 +20,7 @@ from firstline_gateway.fleet.fleet import Fleet
 from firstline_gateway.identity import enrolment
 from firstline_gateway.identity.principals import UNAUTHENTICATED
 from firstline_gateway.settings import settings
-from firstline_gateway.settings.settings import Store
+from firstline_gateway.settings.settings import StoreSection
 from firstline_gateway.store.service_clock import ServiceClock
 
 M, N = ModelKey("digits", 1), ModelKey("digits", 2)
@@ -32,7 +32,7 @@ _WAITING = text("SELECT count(*) FROM pg_locks WHERE NOT granted")
 class Replica:
     """One process on a store."""
 
-    def __init__(self, found: Store) -> None:
+    def __init__(self, found: StoreSection) -> None:
         self.opened = OpenStore(found)
         self.clock = SimulatedClock()
         self.service = ServiceClock(self.opened.database, self.clock)
@@ -41,7 +41,7 @@ class Replica:
     def new_fleet(self, monitors: Callable[[ModelKey], bool] = lambda _: True) -> Fleet:
         return Fleet(
             self.opened.store,
-            settings.Fleet(),
+            settings.FleetSection(),
             clock=self.clock,
             service=self.service,
             on_desired=lambda: None,
@@ -71,7 +71,7 @@ class Replica:
 
 
 @pytest.fixture
-def replicas(store_settings: Store) -> Iterator[tuple[Replica, Replica]]:
+def replicas(store_settings: StoreSection) -> Iterator[tuple[Replica, Replica]]:
     found = Replica(store_settings), Replica(store_settings)
     yield found
     for each in found:

@@ -26,7 +26,7 @@ def fleet_on(opened: OpenStore) -> Fleet:
     clock = SimulatedClock()
     service = ServiceClock(opened.database, clock)
     return Fleet(
-        opened.store, settings.Fleet(), clock=clock, service=service, on_desired=lambda: None, wants_answers=True
+        opened.store, settings.FleetSection(), clock=clock, service=service, on_desired=lambda: None, wants_answers=True
     )
 
 
@@ -64,7 +64,7 @@ async def test_promises_on_replicas_do_not_deadlock(postgresql: PostgreSql) -> N
             assert {each.request_id for each in answers.page(connection, 0, 10)} == {"a", "b"}
 
 
-async def test_promises_age_by_seconds_in_service(store_settings: settings.Store) -> None:
+async def test_promises_age_by_seconds_in_service(store_settings: settings.StoreSection) -> None:
     with OpenStore(store_settings) as opened:
         fleet = fleet_on(opened)
         clock = fleet.clock
@@ -84,7 +84,7 @@ async def test_promises_age_by_seconds_in_service(store_settings: settings.Store
         assert stored() == ["b"]  # the newest, for its number
 
 
-async def test_the_history_of_counts_ages_by_seconds_in_service(store_settings: settings.Store) -> None:
+async def test_the_history_of_counts_ages_by_seconds_in_service(store_settings: settings.StoreSection) -> None:
     with OpenStore(store_settings) as opened:
         fleet = fleet_on(opened)
         clock, counts = fleet.clock, (ModelCounts("digits", 1, rows=1, kept=1),)
@@ -105,7 +105,7 @@ async def test_the_history_of_counts_ages_by_seconds_in_service(store_settings: 
         assert await stored() == (False, False)
 
 
-async def test_a_device_that_joins_after_the_brake_is_braked(store_settings: settings.Store) -> None:
+async def test_a_device_that_joins_after_the_brake_is_braked(store_settings: settings.StoreSection) -> None:
     with OpenStore(store_settings) as opened:
         fleet, brake = fleet_on(opened), Brake(0.0, "the gateway is being moved")
         assert await fleet.set_brake(brake, "application:ops") == 0
@@ -117,7 +117,7 @@ async def test_a_device_that_joins_after_the_brake_is_braked(store_settings: set
 
 
 async def test_a_damaged_brake_forbids_escalation_and_reports_go_on(
-    store_settings: settings.Store, caplog: pytest.LogCaptureFixture
+    store_settings: settings.StoreSection, caplog: pytest.LogCaptureFixture
 ) -> None:
     with OpenStore(store_settings) as opened:
         fleet, brake = fleet_on(opened), Brake(10.0, "the gateway is slow")

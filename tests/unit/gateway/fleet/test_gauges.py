@@ -127,8 +127,10 @@ def test_tag_values_are_bounded_and_read_with_one_statement(database: Database) 
 async def test_metrics_name_no_device_and_activity_only_grows(database: Database) -> None:
     store, metrics, clock = Store(database), RequestMetrics("gateway"), SimulatedClock(wall_start_s=NOW_S)
     service = ServiceClock(database, clock)
-    fleet = Fleet(store, settings.Fleet(), clock=clock, service=service, on_desired=lambda: None)
-    gauges = FleetGauges(store, metrics, settings.Fleet(), certificate_days=90, clock=clock, activity=fleet.activity)
+    fleet = Fleet(store, settings.FleetSection(), clock=clock, service=service, on_desired=lambda: None)
+    gauges = FleetGauges(
+        store, metrics, settings.FleetSection(), certificate_days=90, clock=clock, activity=fleet.activity
+    )
     for sequence, rows in ((1, 4), (2, 6)):
         counts = ModelCounts("digits", 1, rows=rows, kept=rows, objects={"car": 2 * rows})
         await fleet.take_telemetry("camera-7", Telemetry("s", sequence, models=(counts,), payload_bytes=100 * rows))

@@ -24,7 +24,7 @@ from firstline_gateway.identity import authorities, ca
 from firstline_gateway.identity.authorities import open_authorities
 from firstline_gateway.identity.client_certificate import ClientCertificate
 from firstline_gateway.identity.identity import check_files
-from firstline_gateway.settings.settings import Settings, Tls
+from firstline_gateway.settings.settings import Settings, TlsSection
 
 NOW_S = 1_800_000_000.0
 
@@ -286,7 +286,7 @@ def test_damaged_certificate_of_another_authority_is_named(authority: ca.Authori
     assert constraints in der
     file = tmp_path / "ca.pem"
     file.write_text(ssl.DER_cert_to_PEM_cert(der.replace(constraints, bytes.fromhex("30060101aa020100"))))
-    settings = Settings(tls=Tls(ca_file=str(file)))
+    settings = Settings(tls=TlsSection(ca_file=str(file)))
     with pytest.raises(ConfigError, match=r"tls\.ca_file .*ca\.pem: The certificate is damaged"):
         check_files(settings)
 

@@ -19,7 +19,7 @@ from firstline_gateway.identity.credentials import KnownCredentials, read_change
 from firstline_gateway.identity.enrolment import EnrolledDevice, Issued
 from firstline_gateway.identity.identity import IdentityService
 from firstline_gateway.identity.tables import CERTIFICATES, JOIN_TOKENS
-from firstline_gateway.settings.settings import Identity, Settings, Store
+from firstline_gateway.settings.settings import IdentitySection, Settings, StoreSection
 from firstline_gateway.store import database as module
 from firstline_gateway.store import service_clock
 from firstline_gateway.store.database import Database
@@ -63,7 +63,7 @@ def known(database: Database, found: KnownCredentials | None = None) -> KnownCre
 
 @pytest.mark.parametrize(("serial", "revoked_s"), [("1g", NOW_S), ("1f", 1e300), ("1f", -1e12)])
 def test_a_damaged_revocation_does_not_prevent_a_start(tmp_path: Path, serial: str, revoked_s: float) -> None:
-    settings = Settings(identity=Identity(directory=str(tmp_path / "identity")))
+    settings = Settings(identity=IdentitySection(directory=str(tmp_path / "identity")))
     open_authorities(tmp_path / "identity", NOW_S)
     with OpenStore(sqlite_store(tmp_path)) as opened:
         row = {"device": "a", "issued_s": NOW_S, "not_after_s": NOW_S, "retained_until_service_s": 0.0, "changed": 1}
@@ -241,7 +241,7 @@ def test_a_certificate_is_forgotten_by_no_wall_clock_alone(
     assert memory.certificate("1") is known(database).certificate("1") is None
 
 
-def test_changes_that_meet_wait_their_turn(store_settings: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changes_that_meet_wait_their_turn(store_settings: StoreSection, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two that held what the other waits for would have one of them undone by PostgreSQL."""
     monkeypatch.setattr(module, "BUSY_TIMEOUT_S", 60.0)  # SQLite lets writers in without an order
     names = ["a", "b", "c"]

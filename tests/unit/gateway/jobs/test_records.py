@@ -13,12 +13,11 @@ from support.databases import OpenStore, PostgreSql
 from firstline_core.errors import IntegrityError
 from firstline_gateway.jobs import records
 from firstline_gateway.jobs.records import JOBS, RUNNING, USAGE, Job, JobResult
-from firstline_gateway.settings.settings import Jobs as JobSettings
-from firstline_gateway.settings.settings import Store
+from firstline_gateway.settings.settings import JobsSection, StoreSection
 from firstline_gateway.store.database import Database
 from firstline_gateway.tables import open_database
 
-ROOM = JobSettings(limit=10_000, bytes_limit=1 << 30)
+ROOM = JobsSection(limit=10_000, bytes_limit=1 << 30)
 WHO = ("anna", "bob", "carl")
 
 
@@ -73,7 +72,7 @@ def test_job_with_a_damaged_column_is_damaged(database: Database, column: str, e
 
 def test_two_replicas_combine_usage_at_the_same_time(postgresql: PostgreSql) -> None:
     url = postgresql.new_database()
-    one, other = open_database(Store(url=url)), open_database(Store(url=url))
+    one, other = open_database(StoreSection(url=url)), open_database(StoreSection(url=url))
     with one.begin() as connection:
         for _ in range(records.UNCOMBINED_ROWS + 3):
             records.change_usage(connection, "anna", 1, 5)

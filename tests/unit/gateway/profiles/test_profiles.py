@@ -15,7 +15,7 @@ from firstline_core.profile.profile import encode
 from firstline_gateway.fleet import devices
 from firstline_gateway.fleet.devices import StoredDevice
 from firstline_gateway.profiles.profiles import Profiles, read_uploaded, request_of
-from firstline_gateway.settings.settings import Store
+from firstline_gateway.settings.settings import StoreSection
 
 BY = "application:ops"
 
@@ -23,7 +23,7 @@ BY = "application:ops"
 class Bench:
     """A gateway's requests with a simulated clock, and one accepted device."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: StoreSection) -> None:
         self.opened = OpenStore(store)
         self.clock = SimulatedClock()
         self.told = 0
@@ -56,7 +56,7 @@ class Bench:
 
 
 @pytest.fixture
-def bench(store_settings: Store) -> Iterator[Bench]:
+def bench(store_settings: StoreSection) -> Iterator[Bench]:
     found = Bench(store_settings)
     yield found
     found.close()

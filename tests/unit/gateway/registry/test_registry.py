@@ -34,8 +34,7 @@ from firstline_gateway.registry.records import RoleHead
 from firstline_gateway.registry.registry import Registry, open_blobs
 from firstline_gateway.registry.s3 import S3Blobs
 from firstline_gateway.rollouts.bundle_use import reason_to_keep
-from firstline_gateway.settings.settings import Registry as RegistrySettings
-from firstline_gateway.settings.settings import Store
+from firstline_gateway.settings.settings import RegistrySection, StoreSection
 
 BUCKET = "bundles"
 
@@ -43,11 +42,11 @@ BUCKET = "bundles"
 class Room:
     """A registry whose clock the test moves."""
 
-    def __init__(self, store: Store, folder: Path) -> None:
+    def __init__(self, store: StoreSection, folder: Path) -> None:
         self.opened = OpenStore(store)
         self.clock = SimulatedClock(wall_start_s=START.timestamp())
         self.folder = folder
-        settings = RegistrySettings(blobs=str(folder / "blobs"))
+        settings = RegistrySection(blobs=str(folder / "blobs"))
         self.registry = Registry(
             self.opened.store,
             Files(open_blobs(settings.blobs), settings, clock=self.clock),
@@ -79,7 +78,7 @@ class Room:
 
 
 @pytest.fixture
-def room(store_settings: Store, tmp_path: Path) -> Iterator[Room]:
+def room(store_settings: StoreSection, tmp_path: Path) -> Iterator[Room]:
     found = Room(store_settings, tmp_path)
     yield found
     found.close()
@@ -266,8 +265,8 @@ async def test_a_file_is_stored_and_read_in_any_part(blobs: Blobs, size_bytes: i
 async def test_wrong_oversized_or_truncated_uploads_are_not_stored(blobs: Blobs) -> None:
     content = os.urandom(12_000_000)  # more than S3's parts
     digest = hashlib.sha256(content).hexdigest()
-    files = Files(blobs, RegistrySettings(blob_limit_bytes=12_000_000), clock=SimulatedClock())
-    small = Files(blobs, RegistrySettings(blob_limit_bytes=11_000_000), clock=SimulatedClock())
+    files = Files(blobs, RegistrySection(blob_limit_bytes=12_000_000), clock=SimulatedClock())
+    small = Files(blobs, RegistrySection(blob_limit_bytes=11_000_000), clock=SimulatedClock())
     with pytest.raises(errors.RequestError, match="send the file again"):
         await files.put("0" * 64, _parts(content))
     with pytest.raises(errors.PayloadTooLargeError):
@@ -282,7 +281,7 @@ async def test_wrong_oversized_or_truncated_uploads_are_not_stored(blobs: Blobs)
 async def test_file_that_was_cut_short_is_replaced(blobs: Blobs) -> None:
     content = os.urandom(1000)
     digest = hashlib.sha256(content).hexdigest()
-    files = Files(blobs, RegistrySettings(limit_bytes=1500), clock=SimulatedClock())
+    files = Files(blobs, RegistrySection(limit_bytes=1500), clock=SimulatedClock())
     await blobs.put(digest, _parts(content[:400]))
     with pytest.raises(errors.RequestError, match="send the file again"):
         await files.put(digest, _parts(content[:500]), 500)
@@ -455,7 +454,7 @@ def test_devices_verify_what_the_gateway_signs(tmp_path: Path) -> None:
 
 
 async def test_the_total_size_of_files_is_limited(tmp_path: Path) -> None:
-    settings, clock = RegistrySettings(blobs=str(tmp_path), limit_bytes=1000), SimulatedClock()
+    settings, clock = RegistrySection(blobs=str(tmp_path), limit_bytes=1000), SimulatedClock()
     files, other = (Files(open_blobs(settings.blobs), settings, clock=clock) for _ in range(2))
     contents = [bytes([number]) * 400 for number in range(4)]
     digests = [hashlib.sha256(content).hexdigest() for content in contents]

@@ -8,7 +8,7 @@ from support.example_settings import GATEWAY_FILE as EXAMPLE
 from firstline_core.errors import ConfigError
 from firstline_core.hardware import kernel_files
 from firstline_gateway.settings.load import load
-from firstline_gateway.settings.settings import Execution, Settings
+from firstline_gateway.settings.settings import ExecutionSection, Settings
 
 
 def test_the_example_shows_every_key_with_its_default() -> None:
@@ -222,4 +222,4 @@ def test_a_containers_quota_bounds_the_sessions(
 ) -> None:
     monkeypatch.setattr(kernel_files, "usable_cores", lambda _tree: usable)
     assert Settings().sessions == sessions
-    assert Settings(execution=Execution(sessions=3)).sessions == 3
+    assert Settings(execution=ExecutionSection(sessions=3)).sessions == 3

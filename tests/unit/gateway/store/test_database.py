@@ -27,7 +27,7 @@ from firstline_gateway.fleet import devices
 from firstline_gateway.identity.credentials import KnownCredentials, read_changes
 from firstline_gateway.rollouts import records
 from firstline_gateway.rollouts.rollout import LIVE
-from firstline_gateway.settings.settings import Store as StoreSettings
+from firstline_gateway.settings.settings import StoreSection
 from firstline_gateway.store import migrate, service_clock
 from firstline_gateway.store.database import Database, check, connect, used_by_one_gateway
 from firstline_gateway.store.schema import METADATA
@@ -44,22 +44,22 @@ def _keys(database: Database) -> list[str]:
 
 _OPEN = """if True:
     import sys
-    from firstline_gateway.settings.settings import Store as StoreSettings
+    from firstline_gateway.settings.settings import StoreSection
     from firstline_gateway.tables import open_database
     print("imported", flush=True)
     sys.stdin.readline()
-    open_database(StoreSettings(url=sys.argv[1])).close()
+    open_database(StoreSection(url=sys.argv[1])).close()
 """
 
 
-def opening(store: StoreSettings) -> subprocess.Popen[str]:
+def opening(store: StoreSection) -> subprocess.Popen[str]:
     """A process that has imported nothing else, and opens a store once it gets a line."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", _OPEN, store.url]
     return subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
-def test_the_migrations_create_the_declared_tables(empty_store: StoreSettings) -> None:
+def test_the_migrations_create_the_declared_tables(empty_store: StoreSection) -> None:
     from alembic.autogenerate import compare_metadata  # only here, because these imports take a tenth of a second
     from alembic.runtime.migration import MigrationContext
 
@@ -76,7 +76,7 @@ def test_the_migrations_create_the_declared_tables(empty_store: StoreSettings) -
     database.close()
 
 
-def test_committed_rows_survive_reopening(empty_store: StoreSettings) -> None:
+def test_committed_rows_survive_reopening(empty_store: StoreSection) -> None:
     database = open_database(empty_store)
     with database.begin() as connection:
         connection.execute(_INSERT, {"key": "a"})
@@ -89,7 +89,7 @@ def test_committed_rows_survive_reopening(empty_store: StoreSettings) -> None:
     again.close()
 
 
-def test_processes_that_start_at_once_upgrade_once(empty_store: StoreSettings) -> None:
+def test_processes_that_start_at_once_upgrade_once(empty_store: StoreSection) -> None:
     with opening(empty_store) as other:
         assert other.stdout.readline() == "imported\n"
         other.stdin.write("go\n")
@@ -107,7 +107,7 @@ def test_a_start_waits_for_another_that_migrates(postgresql: PostgreSql, monkeyp
         open_database(found).close()
 
 
-def test_a_newer_schema_is_refused(empty_store: StoreSettings) -> None:
+def test_a_newer_schema_is_refused(empty_store: StoreSection) -> None:
     database = open_database(empty_store)
     with database.begin() as connection:
         connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
@@ -116,7 +116,7 @@ def test_a_newer_schema_is_refused(empty_store: StoreSettings) -> None:
         open_database(empty_store)
 
 
-def test_a_reader_waits_for_no_writer(empty_store: StoreSettings) -> None:
+def test_a_reader_waits_for_no_writer(empty_store: StoreSection) -> None:
     database = open_database(empty_store)
     with database.begin() as connection:
         connection.execute(_INSERT, {"key": "a"})
@@ -126,7 +126,7 @@ def test_a_reader_waits_for_no_writer(empty_store: StoreSettings) -> None:
 
 
 def test_the_file_is_for_its_user_alone(tmp_path: Path) -> None:
-    database = open_database(StoreSettings(url=f"sqlite:///{tmp_path / 'new' / 'gateway.db'}"))
+    database = open_database(StoreSection(url=f"sqlite:///{tmp_path / 'new' / 'gateway.db'}"))
     with database.begin() as connection:
         connection.execute(_INSERT, {"key": "a"})
         modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "new").iterdir()}
@@ -135,7 +135,7 @@ def test_the_file_is_for_its_user_alone(tmp_path: Path) -> None:
 
 
 def test_a_commit_is_synced(tmp_path: Path) -> None:
-    database = open_database(StoreSettings(url=f"sqlite:///{tmp_path / 'gateway.db'}"))
+    database = open_database(StoreSection(url=f"sqlite:///{tmp_path / 'gateway.db'}"))
     with database.reading() as connection:
         assert connection.execute(text("PRAGMA synchronous")).scalar() == 2  # FULL
         assert connection.execute(text("PRAGMA journal_mode")).scalar() == "wal"
@@ -145,7 +145,7 @@ def test_a_commit_is_synced(tmp_path: Path) -> None:
 def test_a_file_that_is_not_a_database_is_refused(tmp_path: Path) -> None:
     (tmp_path / "gateway.db").write_bytes(b"not a database at all" * 100)
     with pytest.raises(ConfigError, match=r"gateway\.db is not an SQLite database; name the store's file"):
-        open_database(StoreSettings(url=f"sqlite:///{tmp_path / 'gateway.db'}"))
+        open_database(StoreSection(url=f"sqlite:///{tmp_path / 'gateway.db'}"))
 
 
 def test_a_database_with_a_damaged_header_is_refused(tmp_path: Path) -> None:
@@ -155,14 +155,14 @@ def test_a_database_with_a_damaged_header_is_refused(tmp_path: Path) -> None:
         r"backup: `firstline-gateway restore FILE --store-only --config CONFIG`"
     )
     with pytest.raises(ConfigError, match=message):
-        open_database(StoreSettings(url=f"sqlite:///{tmp_path / 'gateway.db'}"))
+        open_database(StoreSection(url=f"sqlite:///{tmp_path / 'gateway.db'}"))
 
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     """The closed file of a store."""
     path = tmp_path / "gateway.db"
-    open_database(StoreSettings(url=f"sqlite:///{path}")).close()
+    open_database(StoreSection(url=f"sqlite:///{path}")).close()
     return path
 
 
@@ -170,7 +170,7 @@ def file(tmp_path: Path) -> Path:
 def test_a_file_that_was_cut_off_is_refused(file: Path, size_bytes: int) -> None:
     os.truncate(file, size_bytes)
     with pytest.raises(ConfigError, match=r"damaged.* `firstline-gateway restore FILE --store-only --config CONFIG`"):
-        open_database(StoreSettings(url=f"sqlite:///{file}"))
+        open_database(StoreSection(url=f"sqlite:///{file}"))
     assert file.stat().st_size == size_bytes
 
 
@@ -182,7 +182,7 @@ def test_a_flipped_bit_in_the_schema_is_refused(file: Path, byte: bytes, bit: in
         content[found.start()] ^= 1 << bit
     file.write_bytes(content)
     with pytest.raises(ConfigError, match=r"damaged.* `firstline-gateway restore FILE --store-only --config CONFIG`"):
-        open_database(StoreSettings(url=f"sqlite:///{file}"))
+        open_database(StoreSection(url=f"sqlite:///{file}"))
 
 
 def test_flipped_bits_of_rows_are_damage(file: Path) -> None:
@@ -201,7 +201,7 @@ def test_flipped_bits_of_rows_are_damage(file: Path) -> None:
             content[bit // 8] ^= 1 << bit % 8
             file.write_bytes(content)
             try:
-                with closing(connect(StoreSettings(url=f"sqlite:///{file}"))) as database, database.reading() as opened:
+                with closing(connect(StoreSection(url=f"sqlite:///{file}"))) as database, database.reading() as opened:
                     service_clock.read(opened)
                     KnownCredentials().apply(read_changes(opened, 0))
             except StoreUnavailableError as error:
@@ -211,7 +211,7 @@ def test_flipped_bits_of_rows_are_damage(file: Path) -> None:
 
 
 @pytest.mark.parametrize("look", [open_database, check])
-def test_a_store_without_tables_is_refused(empty_store: StoreSettings, look: Callable[..., Database | None]) -> None:
+def test_a_store_without_tables_is_refused(empty_store: StoreSection, look: Callable[..., Database | None]) -> None:
     with pytest.raises(ConfigError, match=r"missing or empty, but the authority.* restore FILE --store-only"):
         look(empty_store, must_exist=True)
     open_database(empty_store).close()
@@ -224,7 +224,7 @@ def test_only_a_start_checks_every_page_and_blocks_no_writer(file: Path) -> None
         connection.executescript("CREATE TABLE lost (x); PRAGMA writable_schema = ON;")
         connection.execute("DELETE FROM sqlite_schema WHERE name = 'lost'")  # its page belongs to nothing now
         connection.commit()
-    store = StoreSettings(url=f"sqlite:///{file}")
+    store = StoreSection(url=f"sqlite:///{file}")
     refused = pytest.raises(ConfigError, match=r"damaged: .*[Pp]age \d+.* never used")
     with closing(open_database(store)) as database, database.begin(), refused:
         check(store)
@@ -233,12 +233,12 @@ def test_only_a_start_checks_every_page_and_blocks_no_writer(file: Path) -> None
 def test_a_file_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="cannot be opened"):
-        open_database(StoreSettings(url=f"sqlite:///{tmp_path / 'file' / 'gateway.db'}"))
+        open_database(StoreSection(url=f"sqlite:///{tmp_path / 'file' / 'gateway.db'}"))
 
 
 @pytest.mark.parametrize("target", ["store.db", "missing/store.db"], ids=["itself", "no folder"])
 def test_dangling_link_is_locked_as_the_store_replacing_it(tmp_path: Path, target: str) -> None:
-    found = StoreSettings(url=f"sqlite:///{tmp_path}/store.db")
+    found = StoreSection(url=f"sqlite:///{tmp_path}/store.db")
     (tmp_path / "store.db").symlink_to(target)
     for _ in range(2):
         with used_by_one_gateway(found):
@@ -254,20 +254,20 @@ def test_a_store_of_an_unknown_owner_is_locked(tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr(os, "chown", refuse)
-    with used_by_one_gateway(StoreSettings(url=f"sqlite:///{tmp_path}/store.db")):
+    with used_by_one_gateway(StoreSection(url=f"sqlite:///{tmp_path}/store.db")):
         pass
 
 
 def test_a_server_that_is_away_is_named() -> None:
     with pytest.raises(ConfigError, match=r"firstline@127.0.0.1.* refuses: .*\. Is it away"):
-        open_database(StoreSettings(url=f"postgresql+psycopg://firstline@127.0.0.1:{free_port()}/none"))
+        open_database(StoreSection(url=f"postgresql+psycopg://firstline@127.0.0.1:{free_port()}/none"))
 
 
 def test_defaults_of_a_postgresql_database_change_nothing(postgresql: PostgreSql) -> None:
     with psycopg.connect(postgresql.conninfo, autocommit=True) as administrator:
         administrator.execute("CREATE DATABASE odd ENCODING 'SQL_ASCII' LOCALE 'C' TEMPLATE template0")
         administrator.execute("ALTER DATABASE odd SET default_transaction_isolation = 'serializable'")
-    with closing(open_database(StoreSettings(url=postgresql.url("odd")))) as database:
+    with closing(open_database(StoreSection(url=postgresql.url("odd")))) as database:
         with database.begin() as connection:
             assert connection.execute(text("SHOW transaction_isolation")).scalar() == "read committed"
             connection.execute(_INSERT, {"key": "größer"})
@@ -275,7 +275,7 @@ def test_defaults_of_a_postgresql_database_change_nothing(postgresql: PostgreSql
 
 
 class TestWriter:
-    def test_many_callers_share_a_group(self, empty_store: StoreSettings) -> None:
+    def test_many_callers_share_a_group(self, empty_store: StoreSection) -> None:
         database = open_database(empty_store)
         writer = Store(database)
         done = [
@@ -287,7 +287,7 @@ class TestWriter:
         assert len(_keys(database)) == 40
         database.close()
 
-    def test_what_fails_fails_alone(self, empty_store: StoreSettings) -> None:
+    def test_what_fails_fails_alone(self, empty_store: StoreSection) -> None:
         database = open_database(empty_store)
         writer = Store(database)
         gate = threading.Event()
@@ -329,7 +329,7 @@ class TestWriter:
         database.close()
 
     def test_another_process_that_writes_is_waited_for(self, tmp_path: Path) -> None:
-        database = open_database(StoreSettings(url=f"sqlite:///{tmp_path / 'gateway.db'}"))
+        database = open_database(StoreSection(url=f"sqlite:///{tmp_path / 'gateway.db'}"))
         writer = Store(database)
         other = sqlite3.connect(tmp_path / "gateway.db", isolation_level=None)
         other.execute("BEGIN IMMEDIATE")

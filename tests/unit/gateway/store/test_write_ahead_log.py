@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from firstline_core.errors import ConfigError
-from firstline_gateway.settings.settings import Store as StoreSettings
+from firstline_gateway.settings.settings import StoreSection
 from firstline_gateway.store.write_ahead_log import loses_commits
 from firstline_gateway.tables import open_database
 
@@ -96,10 +96,10 @@ def test_frames_before_the_last_reset_of_the_log_do_not_count(tmp_path: Path) ->
 
 def test_a_store_with_a_damaged_log_is_refused_and_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "gateway.db"
-    with closing(open_database(StoreSettings(url=f"sqlite:///{path}"))):
+    with closing(open_database(StoreSection(url=f"sqlite:///{path}"))):
         for file in tmp_path.glob("gateway.db*"):
             shutil.copy(file, tmp_path / file.name.replace("gateway", "killed"))
-    killed, log = StoreSettings(url=f"sqlite:///{tmp_path / 'killed.db'}"), tmp_path / "killed.db-wal"
+    killed, log = StoreSection(url=f"sqlite:///{tmp_path / 'killed.db'}"), tmp_path / "killed.db-wal"
     with closing(open_database(killed)), closing(sqlite3.connect(tmp_path / "killed.db")) as connection:
         for number in range(3):
             connection.execute("UPDATE service_clock SET seconds = ?", (number,))

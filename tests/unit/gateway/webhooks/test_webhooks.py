@@ -21,7 +21,7 @@ from firstline_core.errors import ConfigError, NotFoundError
 from firstline_core.fleet.rest import WebhookState
 from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_gateway import audit_log
-from firstline_gateway.settings.settings import Webhook
+from firstline_gateway.settings.settings import WebhookSection
 from firstline_gateway.store.database import Database
 from firstline_gateway.store.service_clock import ServiceClock, advance
 from firstline_gateway.store.store import Store
@@ -44,7 +44,7 @@ class SharedClock(SimulatedClock):
 class Site:
     """One process of a gateway with one webhook, on a store that other processes use too."""
 
-    def __init__(self, database: Database, settings: Webhook, clock: SharedClock) -> None:
+    def __init__(self, database: Database, settings: WebhookSection, clock: SharedClock) -> None:
         self.database, self.clock = database, clock
         self.store = Store(database)
         self.metrics = RequestMetrics("gateway")
@@ -73,7 +73,7 @@ class Site:
 
 
 @asynccontextmanager
-async def site(database: Database, settings: Webhook, clock: SharedClock) -> AsyncIterator[Site]:
+async def site(database: Database, settings: WebhookSection, clock: SharedClock) -> AsyncIterator[Site]:
     site = Site(database, settings, clock)
     await site.webhooks.start()
     clock.replicas += 1
@@ -101,17 +101,19 @@ def found() -> Iterator[Receiver]:
 
 
 @pytest.fixture
-def settings(found: Receiver, tmp_path: Path) -> Webhook:
-    return Webhook(url=found.url, secret_file=secret_file(tmp_path))
+def settings(found: Receiver, tmp_path: Path) -> WebhookSection:
+    return WebhookSection(url=found.url, secret_file=secret_file(tmp_path))
 
 
 @pytest.fixture
-async def replica(database: Database, settings: Webhook) -> AsyncIterator[Site]:
+async def replica(database: Database, settings: WebhookSection) -> AsyncIterator[Site]:
     async with site(database, settings, SharedClock()) as replica:
         yield replica
 
 
-async def test_messages_are_signed_and_name_the_event(database: Database, settings: Webhook, found: Receiver) -> None:
+async def test_messages_are_signed_and_name_the_event(
+    database: Database, settings: WebhookSection, found: Receiver
+) -> None:
     settings = replace(settings, events=("alarms", "rollouts"))
     async with site(database, settings, SharedClock()) as replica:
         replica.note("rollout.create", "device.enrol", "profile.put", "contract.alarm")
@@ -128,7 +130,9 @@ async def test_messages_are_signed_and_name_the_event(database: Database, settin
         assert replica.count("failed") == 0
 
 
-async def test_a_new_webhook_receives_nothing_old(database: Database, settings: Webhook, found: Receiver) -> None:
+async def test_a_new_webhook_receives_nothing_old(
+    database: Database, settings: WebhookSection, found: Receiver
+) -> None:
     with database.begin() as connection:
         audit_log.add(connection, 1.0, "a", "rollout.old", "s")
     async with site(database, settings, SharedClock()) as replica:
@@ -139,7 +143,7 @@ async def test_a_new_webhook_receives_nothing_old(database: Database, settings: 
 
 async def test_a_receiver_that_was_down_gets_everything_in_order(database: Database, tmp_path: Path) -> None:
     port = free_port()
-    settings = Webhook(url=f"http://127.0.0.1:{port}/", secret_file=secret_file(tmp_path))
+    settings = WebhookSection(url=f"http://127.0.0.1:{port}/", secret_file=secret_file(tmp_path))
     actions = [f"rollout.{number}" for number in range(5)]
     clock = SharedClock()
     with captured_lines() as lines:
@@ -197,7 +201,7 @@ async def test_delays_grow_and_a_message_is_skipped_after_a_day(replica: Site, f
     assert found.types == ["rollout.next"]
 
 
-async def test_replicas_share_the_work(database: Database, settings: Webhook, found: Receiver) -> None:
+async def test_replicas_share_the_work(database: Database, settings: WebhookSection, found: Receiver) -> None:
     clock = SharedClock()
     async with site(database, settings, clock) as one, site(database, settings, clock) as two:
         actions = [f"rollout.{number}" for number in range(30)]
@@ -261,7 +265,7 @@ async def test_unanswered_test_has_advice(database: Database, tmp_path: Path, mo
     port = free_port()
 
     async def tested(url: str) -> tuple[str, str]:
-        settings = Webhook(url=url, secret_file=secret_file(tmp_path))
+        settings = WebhookSection(url=url, secret_file=secret_file(tmp_path))
         async with site(database, settings, SharedClock()) as replica:
             found = await replica.webhooks.test("ops")
             assert found.status is None and "t0ken" not in f"{found.problem} {found.remedy}"
@@ -278,7 +282,9 @@ async def test_unanswered_test_has_advice(database: Database, tmp_path: Path, mo
         problem, remedy = await tested(found.url)
         assert problem.startswith("it cannot be reached: its certificate is not trusted") and "SSL_CERT_FILE" in remedy
         monkeypatch.setenv("SSL_CERT_FILE", str(authority))  # the remedy
-        async with site(database, Webhook(url=found.url, secret_file=secret_file(tmp_path)), SharedClock()) as replica:
+        async with site(
+            database, WebhookSection(url=found.url, secret_file=secret_file(tmp_path)), SharedClock()
+        ) as replica:
             assert (await replica.webhooks.test("ops")).status == 200
     monkeypatch.setattr("firstline_gateway.webhooks.receiver._TIMEOUT_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -301,7 +307,7 @@ def test_a_variable_that_no_attempt_could_use_is_refused(
     variable: str, value: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(variable, value)
-    settings = Webhook(url="https://hooks.example.com/", secret_file=secret_file(tmp_path))
+    settings = WebhookSection(url="https://hooks.example.com/", secret_file=secret_file(tmp_path))
     with pytest.raises(ConfigError, match=message):
         check({"ops": settings})
 
@@ -313,7 +319,9 @@ async def test_a_lost_file_of_authorities_stops_no_webhook(
     tls, authority = server_tls(tmp_path)
     monkeypatch.setenv("SSL_CERT_FILE", str(authority))
     with receiver(tls=tls) as found:
-        async with site(database, Webhook(url=found.url, secret_file=secret_file(tmp_path)), SharedClock()) as replica:
+        async with site(
+            database, WebhookSection(url=found.url, secret_file=secret_file(tmp_path)), SharedClock()
+        ) as replica:
             authority.unlink()
             replica.note("rollout.create")
             await eventually(replica, 1, found.ids)

@@ -19,8 +19,7 @@ from firstline_gateway.rollouts import records as rollouts
 from firstline_gateway.rollouts.rollout import Definition, Rollout, RolloutState
 from firstline_gateway.serving.deliveries import records
 from firstline_gateway.serving.deliveries.records import DeliveryKey, Record
-from firstline_gateway.settings.settings import Identity, Settings, Store
-from firstline_gateway.settings.settings import Jobs as JobSettings
+from firstline_gateway.settings.settings import IdentitySection, JobsSection, Settings, StoreSection
 from firstline_gateway.store.database import Database
 from firstline_gateway.tables import open_database
 
@@ -29,9 +28,11 @@ ON_SQLITE = pytest.mark.parametrize("store_settings", ["sqlite"], indirect=True)
 AWKWARD = 'Zoë\'s "cam"\n\\'
 
 
-def settings_in(folder: Path, store: Store | None = None) -> Settings:
+def settings_in(folder: Path, store: StoreSection | None = None) -> Settings:
     folder.mkdir(exist_ok=True)
-    return Settings(store=store or empty_sqlite_store(folder), identity=Identity(directory=str(folder / "identity")))
+    return Settings(
+        store=store or empty_sqlite_store(folder), identity=IdentitySection(directory=str(folder / "identity"))
+    )
 
 
 def put(database: Database, number: int, device: str = "cam") -> None:
@@ -41,7 +42,7 @@ def put(database: Database, number: int, device: str = "cam") -> None:
         records.put(connection, DeliveryKey(device, f"{number}"), record, service_s=number / 3, limit=1_000_000)
 
 
-def contents(store: Store) -> dict[str, list[tuple[object, ...]]]:
+def contents(store: StoreSection) -> dict[str, list[tuple[object, ...]]]:
     database = open_database(store)
     with database.reading() as connection:
         found = {}
@@ -54,11 +55,11 @@ def contents(store: Store) -> dict[str, list[tuple[object, ...]]]:
 def hand_in(database: Database, number: int) -> None:
     job = Job(f"{number}", AWKWARD, "m", "", jobs.RUNNING, bytes(range(number)), number or None, None, number / 3)
     with database.begin() as connection:
-        assert jobs.add(connection, job, 2, JobSettings(limit=1000, bytes_limit=1_000_000)) is None
+        assert jobs.add(connection, job, 2, JobsSection(limit=1000, bytes_limit=1_000_000)) is None
 
 
 @pytest.fixture
-def filled(store_settings: Store, tmp_path: Path) -> Settings:
+def filled(store_settings: StoreSection, tmp_path: Path) -> Settings:
     """A store on either database, and an authority's folder."""
     settings = settings_in(tmp_path / "old", store_settings)
     database = open_database(settings.store)
@@ -87,7 +88,7 @@ def new(request: pytest.FixtureRequest, tmp_path: Path) -> Settings:
     store = None
     if request.param == "postgresql":
         running: PostgreSql = request.getfixturevalue("postgresql")
-        store = Store(url=running.new_database())
+        store = StoreSection(url=running.new_database())
     return settings_in(tmp_path / "new", store)
 
 
@@ -166,7 +167,7 @@ def test_the_store_alone_is_restored_next_to_an_existing_authority(filled: Setti
     (identity / "crl.pem").write_bytes(b"newer")
     with pytest.raises(ConfigError, match="overwrites nothing"):
         restore(filled, path, only="store")
-    lost = Store(url=f"sqlite:///{tmp_path / 'again.db'}")
+    lost = StoreSection(url=f"sqlite:///{tmp_path / 'again.db'}")
     assert restore(msgspec.structs.replace(filled, store=lost), path, only="store").rows["contract_pools"] == ROWS
     assert contents(lost) == before
     assert (identity / "crl.pem").read_bytes() == b"newer"

@@ -29,7 +29,7 @@ from firstline_gateway.executors.dispatch.member import Member
 from firstline_gateway.executors.oip.dialects import FirstlineModel
 from firstline_gateway.executors.oip.server import ServerGroup, open_servers
 from firstline_gateway.models.repository import ServedModel
-from firstline_gateway.settings.settings import Oip
+from firstline_gateway.settings.settings import OipSection
 
 T = TypeVar("T")
 E = TypeVar("E", bound=errors.FirstlineError)
@@ -47,7 +47,9 @@ class Site:
         def server_model(served: ServedModel) -> FirstlineModel:
             return model(served, DEFAULT_LIMITS)
 
-        group = ServerGroup({M: server_model(SERVED)}, server_model, Oip(**found), ThreadPoolExecutor(1), 8, self.clock)
+        group = ServerGroup(
+            {M: server_model(SERVED)}, server_model, OipSection(**found), ThreadPoolExecutor(1), 8, self.clock
+        )
         transports = {f"http://far-{number}": server for number, server in enumerate(self.servers)}
         members = open_servers(group, transports, partial(Member, name), sessions=0)
         for member in members:

@@ -27,7 +27,7 @@ from firstline_core.types import (
 )
 from firstline_gateway.serving.deliveries.deliveries import Deliveries
 from firstline_gateway.serving.deliveries.records import ANSWER_LIMIT_BYTES, DELIVERIES, content_of
-from firstline_gateway.settings.settings import Store
+from firstline_gateway.settings.settings import StoreSection
 from firstline_gateway.store.service_clock import ServiceClock
 
 
@@ -44,7 +44,7 @@ def delivery_of(*values: float, device: str = "cam", **fields: object) -> InferR
 class Replica:
     """One gateway's deliveries, and a model that counts its runs."""
 
-    def __init__(self, settings: Store, clock: SimulatedClock) -> None:
+    def __init__(self, settings: StoreSection, clock: SimulatedClock) -> None:
         self.opened = OpenStore(settings)
         self.metrics = RequestMetrics("gateway")
         self.deliveries = Deliveries(
@@ -89,13 +89,13 @@ async def clock() -> SimulatedClock:
 
 
 @pytest.fixture
-async def start(store_settings: Store, clock: SimulatedClock) -> AsyncIterator[Start]:
+async def start(store_settings: StoreSection, clock: SimulatedClock) -> AsyncIterator[Start]:
     """Starts a replica on the one store, with settings of its own."""
     running = []
 
     def one(clock: SimulatedClock = clock, **changes: object) -> Replica:
         settings = {name: getattr(store_settings, name) for name in store_settings.__struct_fields__}
-        running.append(Replica(Store(**settings | changes), clock))
+        running.append(Replica(StoreSection(**settings | changes), clock))
         return running[-1]
 
     yield one
