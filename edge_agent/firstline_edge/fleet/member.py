@@ -30,7 +30,7 @@ from firstline_edge.audits.auditor import Auditor
 from firstline_edge.fleet.configuration.installed_configuration import described
 from firstline_edge.fleet.escalation_limiter import SAVE_EVERY_S
 from firstline_edge.fleet.fleet_state import FleetState
-from firstline_edge.fleet.report import FleetReport, ended_promises
+from firstline_edge.fleet.report import FleetReport, ended_promises, within_limit
 from firstline_edge.fleet.transports import FleetTransport
 from firstline_edge.fleet.updater import Updater
 from firstline_edge.profiling.profiler import Profiler
@@ -167,7 +167,7 @@ class FleetMember:
             now = state, self.transport.connections
             if now != reported or self.clock.monotonic_s() >= repeat_s:
                 try:
-                    await self.transport.report(replace(state, sequence=self._next()))
+                    await self.transport.report(within_limit(replace(state, sequence=self._next())))
                     reported, failures, self._report_problem = now, 0, ""
                     repeat_s = self.clock.monotonic_s() + _REPEAT_S * self.rng.uniform(0.5, 1.0)
                 except FirstlineError as error:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from firstline_core.clock import Clock
 from firstline_core.errors import FirstlineError, ModelMismatchError, RequestError, UnknownModelError
@@ -28,7 +29,14 @@ from firstline_core.fleet.telemetry import (
     Telemetry,
     latency_bin,
 )
-from firstline_core.fleet.twin import LIMIT_BYTES, Profiling, Reported, RunningModel, Update
+from firstline_core.fleet.twin import (
+    LIMIT_BYTES,
+    SENTENCE_CHARACTERS,
+    Profiling,
+    Reported,
+    RunningModel,
+    Update,
+)
 from firstline_core.hardware.kernel_files import Tree
 from firstline_core.hardware.readings import Snapshot, measured
 from firstline_core.hardware.sensors import total_memory
@@ -72,6 +80,16 @@ def _running(device_model: DeviceModel) -> RunningModel:
         full_digest=device_model.manifest.full_digest,
         certified=edge is not None and edge.certificate is not None,
     )
+
+
+def within_limit(reported: Reported) -> Reported:
+    """Returns a report of at most `LIMIT_BYTES`: if necessary, shortens the sentences about its updates."""
+    characters = SENTENCE_CHARACTERS
+    while characters and len(msgspec.json.encode(reported)) > LIMIT_BYTES:
+        characters //= 2
+        updates = tuple(replace(each, message=each.message[:characters]) for each in reported.updates)
+        reported = replace(reported, updates=updates)
+    return reported
 
 
 def device_hardware(state_dir: Path, *, several: bool = False, tree: Tree | None = None) -> Hardware:
