@@ -220,12 +220,18 @@ class V2Model(RemoteModel):
             self._served.full.artefact.sha256,
         ):
             return f"It was built from the file {shown(declared)}, not {self._served.full.artefact.sha256}."
-        if self.batch is not None and config.status == 200 and "dynamic_batching" in json_object(config.body):
+        if (
+            self._served.full.batch is not None
+            and config.status == 200
+            and "dynamic_batching" in json_object(config.body)
+        ):
             return "It joins requests, but this model's rows run alone: remove dynamic_batching from its config.pbtxt."
         if self._served.full.without_rows:
             return "This model has no axis of rows, which the protocol of servers needs; run it on the gateway itself."
         try:
             inputs, outputs = (_specs(metadata.body, key) for key in ("inputs", "outputs"))
+            if any(entry["shape"][0] == 1 for entry in json_object(metadata.body)["inputs"]):
+                self.batch = 1  # the rows of one request travel one by one, also to the other servers
             with self._loading:  # several servers may be asked for the first time at once
                 if self.loaded is None:
                     bundle = Bundle(self._served.path, self._served.manifest)

@@ -247,8 +247,9 @@ def test_all_servers_must_take_and_give_the_same(served: ServedModel) -> None:
 
 @pytest.mark.parametrize("part", ["inputs", "outputs"])
 def test_one_of_several_servers_may_fix_its_rows(served: ServedModel, part: str) -> None:
-    fixed = questions(named(part, shape=[1, *METADATA[part][0]["shape"][1:]]))
-    assert made(served).check(fixed) == ""
+    fixed, model = questions(named(part, shape=[1, *METADATA[part][0]["shape"][1:]])), made(served)
+    assert model.check(fixed) == "" and model.check(questions()) == ""
+    assert model.batch == (1 if part == "inputs" else None)
 
 
 def test_a_servers_file_digest_is_compared_with_the_bundle(served: ServedModel) -> None:
