@@ -32,12 +32,14 @@ class Found:
 
     Args:
         faults: method, address and what was wrong.
+        responses: of the tier's description, by the name with which its routes refer to them.
     """
 
     routes: int = 0
     requests: int = 0
     statuses: dict[int, int] = field(default_factory=dict)
     faults: list[str] = field(default_factory=list)
+    responses: dict[str, Any] = field(default_factory=dict)
 
 
 def run(folder: Path, per_route: int, start: int) -> dict[str, Found]:
@@ -63,7 +65,9 @@ def ask(tier: Tier, per_route: int, start: int) -> Found:
     """Asks one tier that is running."""
     found = Found()
     with httpx.Client(base_url=tier.url, headers=tier.headers) as http:
-        schema = schemathesis.openapi.from_dict(http.get("/openapi.json").json())
+        document = http.get("/openapi.json").json()
+        found.responses = document["components"]["responses"]
+        schema = schemathesis.openapi.from_dict(document)
         for operation in (described.ok() for described in schema.get_all_operations() if isinstance(described, Ok)):
             found.routes += 1
             for mode in GenerationMode.POSITIVE, GenerationMode.NEGATIVE:
@@ -99,6 +103,8 @@ def _ask(tier: Tier, cases: SearchStrategy[Case[Any]], count: int, start: int, f
         status, kind = answer.status_code, answer.headers.get("content-type", [""])[0].partition(";")[0]
         found.statuses[status] = found.statuses.get(status, 0) + 1
         described = case.operation.definition.raw["responses"].get(str(status))
+        if described is not None and "$ref" in described:
+            described = found.responses[described["$ref"].removeprefix("#/components/responses/")]
         is_described = described is not None and (not answer.content or kind in described.get("content", ()))
         if status == httpx.codes.INTERNAL_SERVER_ERROR or not is_described:
             found.faults.append(f"{where}: {status} {kind} to {case.as_curl_command()}"[:1000])

@@ -31,10 +31,17 @@ def document(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, Any]:
     return found
 
 
-def test_each_reference_of_a_description_leads_to_a_schema(document: dict[str, Any]) -> None:
-    schemas = document["components"].get("schemas", {})
-    references = set(re.findall(r'"\$ref": "#/components/schemas/([^"]+)"', json.dumps(document)))
-    assert references <= schemas.keys() and "Error" in references
+def resolved(document: dict[str, Any], response: dict[str, Any]) -> dict[str, Any]:
+    """A response itself, or the one of the components to which it refers."""
+    name = response.get("$ref", "").removeprefix("#/components/responses/")
+    return document["components"]["responses"][name] if name else response
+
+
+@pytest.mark.parametrize("kind", ["schemas", "responses"])
+def test_each_reference_of_a_description_leads_somewhere(document: dict[str, Any], kind: str) -> None:
+    references = set(re.findall(rf'"\$ref": "#/components/{kind}/([^"]+)"', json.dumps(document)))
+    assert references == document["components"][kind].keys()
+    assert any(name.startswith("Error") for name in references)
     assert '"x-schemas"' not in json.dumps(document)
 
 
@@ -44,10 +51,24 @@ def test_each_json_answer_has_a_schema(document: dict[str, Any]) -> None:
         for path, methods in document["paths"].items()
         for operation in methods.values()
         for status, response in operation["responses"].items()
-        if "application/json" in (content := response.get("content", {}))
+        if "application/json" in (content := resolved(document, response).get("content", {}))
     }
     assert len(answers) > 100 and all(answer.get("schema") for answer in answers.values())
     assert answers["/v2/models/{model}", "200"]["schema"]["properties"]["inputs"]["type"] == "array"
+
+
+@pytest.mark.parametrize("path", ["/v2/health/ready", "/v2/models/{model}/ready"])
+def test_an_answer_that_is_not_ready_is_described(document: dict[str, Any], path: str) -> None:
+    responses = document["paths"][path]["get"]["responses"]
+    assert responses["400"]["content"] == responses["200"]["content"]
+    assert "ready" in responses["400"]["content"]["application/json"]["schema"]["required"]
+
+
+def test_statistics_have_described_fields(document: dict[str, Any]) -> None:
+    answer = document["paths"]["/v2/models/stats"]["get"]["responses"]["200"]["content"]["application/json"]
+    one = answer["schema"]["properties"]["model_stats"]["items"]
+    assert one["properties"].keys() >= {"name", "inference_count", "inference_stats"}
+    assert one["properties"]["batch_stats"]["items"]["properties"].keys() > {"batch_size"}
 
 
 def test_each_parameter_is_described(document: dict[str, Any]) -> None:
@@ -65,6 +86,16 @@ def test_sentences_about_attributes_are_at_their_properties(document: dict[str, 
     schemas = document["components"]["schemas"]
     assert not [name for name, schema in schemas.items() if "Attributes:" in schema.get("description", "")]
     assert "None" not in json.dumps([schema.get("properties", {}) for schema in schemas.values()])
+
+
+def test_fields_of_many_types_are_described(document: dict[str, Any]) -> None:
+    undescribed = {
+        name
+        for schema in document["components"]["schemas"].values()
+        for name, field in schema.get("properties", {}).items()
+        if "description" not in field
+    }
+    assert undescribed.isdisjoint({"after", "bundle", "code", "device", "error", "name", "request_id", "version"})
 
 
 def test_each_operation_has_an_id_of_its_own(document: dict[str, Any]) -> None:
@@ -105,7 +136,8 @@ def documents(running: Line, tmp_path_factory: pytest.TempPathFactory) -> dict[s
 def test_answers_and_errors_have_the_described_fields(running: Line, documents: dict[str, Path], tier: str) -> None:
     document = json.loads(documents[tier].read_bytes())
     responses = document["paths"]["/firstline/v1/models/{model}/infer"]["post"]["responses"]
-    assert responses["400"]["content"]["application/json"]["schema"] == {"$ref": "#/components/schemas/Error"}
+    refused = resolved(document, responses["400"])
+    assert refused["content"]["application/json"]["schema"] == {"$ref": "#/components/schemas/Error"}
     answer_schema = responses["200"]["content"]["application/json"]["schema"]
     at, image = running.tiers[tier], zipfile.ZipFile(IMAGES).read("digit_0037.png")
     kinds = {"string": str, "boolean": bool, "number": float, "array": list}
@@ -145,7 +177,8 @@ def test_each_header_of_an_answer_is_described(
     path, at = "/firstline/v1/models/{model}/infer", running.tiers[tier]
     image = zipfile.ZipFile(IMAGES).read("digit_0037.png")
     answer = httpx.post(at.url + path.format(model="digits"), content=image, headers={**at.headers, **headers})
-    response = json.loads(documents[tier].read_bytes())["paths"][path]["post"]["responses"][str(status)]
+    document = json.loads(documents[tier].read_bytes())
+    response = resolved(document, document["paths"][path]["post"]["responses"][str(status)])
     media_type = answer.headers["content-type"].partition(";")[0]
     assert (answer.status_code, media_type in response["content"]) == (status, True)
     usual = {"date", "content-type", "content-length", "transfer-encoding", "cache-control", "x-accel-buffering"}

@@ -150,7 +150,9 @@ def describe(app: FastAPI) -> None:
     def described() -> dict[str, Any]:
         if app.openapi_schema is None:
             schema = of_framework()
-            schemas = schema["components"].setdefault("schemas", {})
+            schemas = schema["components"]["schemas"]
+            for name in ("HTTPValidationError", "ValidationError"):  # the framework's own, see 422 below
+                schemas.pop(name, None)
             schemas["Problem"] = PROBLEM
             operations = [(path, each) for path, methods in schema["paths"].items() for each in methods.values()]
             for path, operation in operations:
@@ -160,7 +162,7 @@ def describe(app: FastAPI) -> None:
                 # The framework's own, which is answered as a 400.
                 if "HTTPValidationError" in str(responses.get("422")):
                     del responses["422"]
-                responses |= refusals(problems=path.startswith(errors.PROBLEMS_BELOW))
+                responses |= refusals("Problem" if path.startswith(errors.PROBLEMS_BELOW) else "Error")
                 _add(operation.pop(SCHEMAS, {}), schemas)
             schema["paths"]["/firstline/v1/answers/{request_id}"]["get"]["responses"] |= _PENDING
             inference = {

@@ -121,10 +121,34 @@ def _parts_of(*kinds: type[msgspec.Struct]) -> dict[str, Any]:
     return parts
 
 
+_FIELDS = {
+    "after": "Where the next page begins, for the parameter `after`; null on the last page.",
+    "bundle": "Name of the bundle.",
+    "by": "The principal that made the change.",
+    "created_by": "The principal that created it.",
+    "device": "Name of the device.",
+    "expires_s": "When it expires, in seconds since 1970.",
+    "format": "Version of this document's format.",
+    "name": "Its name.",
+    "not_before_s": "Earliest time of the trial, in seconds since 1970; the files are fetched earlier.",
+    "rollout": "The `id` of the rollout that set it; empty for a manual change.",
+    "sha256": "SHA-256 of its content, in hexadecimal digits.",
+    "size_bytes": "Its size in bytes.",
+    "stage": "Number of the stage, from 0.",
+    "undone": "Whether the device rolls this version back.",
+    "version": "Its version.",
+    "window": "When it may be tried; null for any time.",
+    "withdrawn": "SHA-256 of the versions that the fleet withdrew before, latest last.",
+}
+"""Descriptions of fields by name, for types whose docstrings do not describe them."""
+
+
 def _describe_fields(part: dict[str, Any]) -> None:
     """Moves what a docstring says about attributes to the properties of these names."""
     text, entries = text_and_entries(part.get("description", ""))
     properties = part.get("properties", {})
+    for name in _FIELDS.keys() & properties.keys():
+        properties[name].setdefault("description", _FIELDS[name])
     for name in entries.keys() & properties.keys():
         properties[name]["description"] = _in_json(entries[name])
     others = (f"{name}: {_in_json(entry)}" for name, entry in entries.items() if name not in properties)

@@ -5,9 +5,9 @@ A number that is unknown or unbounded is null.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
-from msgspec import Struct, field
+from msgspec import Meta, Struct, field
 
 from firstline_core.fleet.audit_log import Entry
 
@@ -52,7 +52,7 @@ class RolloutSummary(Struct, frozen=True):
     devices: dict[str, int]
     control: int
     consequences: dict[str, str]
-    definition: dict[str, Any]
+    definition: Annotated[dict[str, Any], Meta(extra_json_schema={"$ref": "#/components/schemas/Definition"})]
     warnings: tuple[str, ...] = ()
 
 

@@ -95,12 +95,23 @@ _FILE_ANSWER = {
         "results": {**_OBJECTS, "description": "Of each row, if there are several."},
     },
 }
-_REFUSAL = {"code": _STRING, "request_id": _STRING, "retry_after_s": _NUMBER}
-_ERROR = {"type": "object", "required": ["error", "code"], "properties": {"error": _STRING, **_REFUSAL}}
+_SENTENCE = {**_STRING, "description": "What is wrong, where, and what to do."}
+_REFUSAL = {
+    "code": {**_STRING, "description": "Name of the error, such as `queue_full`; it never changes."},
+    "request_id": {**_STRING, "description": "Id of the refused request, which is also in the server's log."},
+    "retry_after_s": {**_NUMBER, "description": "Seconds after which to try again, if known."},
+}
+_ERROR = {"type": "object", "required": ["error", "code"], "properties": {"error": _SENTENCE, **_REFUSAL}}
 PROBLEM = {
     "type": "object",
     "required": ["type", "title", "status", "detail", "code", "request_id"],
-    "properties": {"type": _STRING, "title": _STRING, "status": _INTEGER, "detail": _STRING, **_REFUSAL},
+    "properties": {
+        "type": {**_STRING, "description": "`about:blank`: there is no page about this error."},
+        "title": {**_STRING, "description": "The name of the status."},
+        "status": {**_INTEGER, "description": "The status of the response."},
+        "detail": _SENTENCE,
+        **_REFUSAL,
+    },
 }
 """The schema `Problem`, to which refusals in the form of RFC 9457 refer."""
 
@@ -112,6 +123,17 @@ def _object(*optional: str, **properties: dict[str, Any]) -> dict[str, Any]:
 
 
 _STRINGS: dict[str, Any] = {"type": "array", "items": _STRING}
+_DURATION = _object(count=_INTEGER, ns=_INTEGER)
+_COMPUTED = dict.fromkeys(("compute_input", "compute_infer", "compute_output"), _DURATION)
+_BATCHES = _object(batch_size=_INTEGER, **_COMPUTED)
+_TIMES = _object(**dict.fromkeys(("success", "fail", "queue", "cache_hit", "cache_miss"), _DURATION), **_COMPUTED)
+_STATISTICS = _object(
+    **dict.fromkeys(("name", "version"), _STRING),
+    **dict.fromkeys(("last_inference", "inference_count", "execution_count"), _INTEGER),
+    inference_stats=_TIMES,
+    batch_stats={"type": "array", "items": _BATCHES},
+)
+_ALL_STATISTICS = _object(model_stats={"type": "array", "items": _STATISTICS})
 _LISTED = _object("reason", name=_STRING, version=_STRING, state=_STRING, reason=_STRING)
 _JSON_ANSWERS = {
     "/v2": _object(name=_STRING, version=_STRING, extensions=_STRINGS),
@@ -125,8 +147,8 @@ _JSON_ANSWERS = {
         task=ANY_OBJECT,
     ),
     "/v2/models/{model}/ready": _object(name=_STRING, ready=_BOOLEAN),
-    "/v2/models/{model}/stats": _object(model_stats=_OBJECTS),
-    "/v2/models/stats": _object(model_stats=_OBJECTS),
+    "/v2/models/{model}/stats": _ALL_STATISTICS,
+    "/v2/models/stats": _ALL_STATISTICS,
     "/v2/repository/index": {"type": "array", "items": _LISTED},
 }
 """The JSON of V2's routes on both tiers, by path; a route of a version answers as that of its model."""
@@ -161,35 +183,37 @@ LOADING_BODY = {JSON: {"schema": {"type": "object", "properties": {"parameters":
 NO_MORE_EVENTS = {"204": {"description": "There are no more events."}}
 
 
-def refusals(problems: bool = False) -> dict[str, Any]:
-    """Returns the error responses of any route; `problems` are in the form of RFC 9457."""
-    texts = {
-        "400": "The request does not say what it must.",
-        "401": "No valid key, token or certificate.",
-        "403": "A valid one, but not for this.",
-        "404": "No such model or version.",
-        "409": "The device's bundle names another full model, or the request's id belongs to another.",
-        "413": "Over a limit that the sentence names.",
-        "429": "This caller asks too often; Retry-After says when to come back.",
-        "500": "The model does not load or run, or a fault of ours.",
-        "503": "No room now; Retry-After says when to come back.",
-        "504": "The deadline passed before the request's turn.",
-    }
-    headers = {"401": {"WWW-Authenticate": response_header("Bearer.")}, **dict.fromkeys(("429", "503"), RETRY_AFTER)}
-    return {
-        status: refusal(text, problems) | ({"headers": headers[status]} if status in headers else {})
-        for status, text in texts.items()
-    }
+_REFUSALS = {
+    "400": "The request does not say what it must.",
+    "401": "No valid key, token or certificate.",
+    "403": "A valid one, but not for this.",
+    "404": "No such model or version.",
+    "409": "The device's bundle names another full model, or the request's id belongs to another.",
+    "413": "Over a limit that the sentence names.",
+    "429": "This caller asks too often; Retry-After says when to come back.",
+    "500": "The model does not load or run, or a fault of ours.",
+    "503": "No room now; Retry-After says when to come back.",
+    "504": "The deadline passed before the request's turn.",
+}
+_REFUSAL_HEADERS = {
+    "401": {"WWW-Authenticate": response_header("Bearer.")},
+    **dict.fromkeys(("429", "503", "504"), RETRY_AFTER),
+}
 
 
-def refusal(description: str, problem: bool = False) -> dict[str, Any]:
+def refusals(schema: str = "Error") -> dict[str, Any]:
+    """Returns references to the error responses of any route, in the form of `Error` or of `Problem` (RFC 9457)."""
+    return {status: {"$ref": f"#/components/responses/{schema}{status}"} for status in _REFUSALS}
+
+
+def refusal(description: str, schema: str = "Error") -> dict[str, Any]:
     """Returns one error response."""
-    form, schema = ("application/problem+json", "Problem") if problem else (JSON, "Error")
+    form = "application/problem+json" if schema == "Problem" else JSON
     return {"description": description, "content": {form: {"schema": {"$ref": f"#/components/schemas/{schema}"}}}}
 
 
 def completed(document: dict[str, Any], parameters: Mapping[str, str] = PARAMETERS) -> dict[str, Any]:
-    """Adds the schema `Error`, the answers of V2, descriptions of parameters, and an id for each operation.
+    """Adds the errors, the answers of V2, descriptions of parameters, and an id for each operation.
 
     Generated clients name an operation by its id. An answer in JSON without a schema is an object.
 
@@ -197,7 +221,14 @@ def completed(document: dict[str, Any], parameters: Mapping[str, str] = PARAMETE
         document: of a tier.
         parameters: descriptions by name, for parameters whose routes do not describe them.
     """
-    document["components"].setdefault("schemas", {})["Error"] = _ERROR
+    schemas = document["components"].setdefault("schemas", {})
+    schemas["Error"] = _ERROR
+    document["components"]["responses"] = {
+        f"{schema}{status}": refusal(text, schema) | {"headers": _REFUSAL_HEADERS.get(status, {})}
+        for schema in ("Error", "Problem")
+        if schema in schemas
+        for status, text in _REFUSALS.items()
+    }
     for path, methods in document["paths"].items():
         words = re.sub(r"\W+", "_", path).strip("_")
         for method, described in methods.items():
@@ -206,6 +237,8 @@ def completed(document: dict[str, Any], parameters: Mapping[str, str] = PARAMETE
                 if parameter["name"] in parameters:
                     parameter.setdefault("description", parameters[parameter["name"]])
             schema = _JSON_ANSWERS.get(path.replace("/versions/{version}", ""), ANY_OBJECT)
+            if path.startswith("/v2/") and path.endswith("/ready"):
+                described["responses"]["400"] = {"description": "Not ready.", "content": {JSON: {}}}
             for response in described["responses"].values():
                 content = response.get("content", {})
                 if JSON in content and not content[JSON].get("schema"):

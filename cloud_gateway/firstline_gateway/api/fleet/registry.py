@@ -58,8 +58,8 @@ _READ_BLOB = {
         "416": {"description": "The file has no such part.", "headers": ETAG},
     },
 }
-_NO_ROOM = {"507": refusal("There is no room for it on the disk.", problem=True)}
-_UNSIGNED = {"422": refusal("The metadata is expired, or lacks a valid signature.", problem=True)}
+_NO_ROOM = {"507": refusal("There is no room for it on the disk.", "Problem")}
+_UNSIGNED = {"422": refusal("The metadata is expired, or lacks a valid signature.", "Problem")}
 _PUBLISH = schemas(takes=wire.Publication, also={"responses": _NO_ROOM | _UNSIGNED})
 _BLOB = wire.BLOBS_PATH + "/{sha256}"
 _BUNDLE = wire.BUNDLES_PATH + "/{model}/versions/{version}"
