@@ -78,7 +78,9 @@ async def test_a_key_expires(database: Database) -> None:
         text = keys.create_key(on, "shop", ("infer",), now_s=NOW_S, expires_s=NOW_S + 10)
     gatekeeper = open_gatekeeper(database, clock)
     await gatekeeper.authenticate_key(text)
+    assert gatekeeper.holds(text)
     await clock.advance(10)
+    assert not gatekeeper.holds(text)
     with pytest.raises(UnauthorizedError, match="'shop' expired on 2027-01-15T08:00:10"):
         await gatekeeper.authenticate_key(text)
 
