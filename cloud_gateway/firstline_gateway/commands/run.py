@@ -23,6 +23,9 @@ def add_commands(commands: Commands) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
+    flags = {"api.host": arguments.host, "api.port": arguments.port}
+    read = partial(settings_of, arguments, flags)
+    settings = read()  # before the imports, which take a second: a mistake in it is reported at once
     gc.disable()  # nothing of an import is garbage, and searching for it takes a fifth of the start
     try:
         import uvloop
@@ -35,9 +38,6 @@ def _run(arguments: argparse.Namespace) -> int:
     finally:
         gc.freeze()
         gc.enable()
-    flags = {"api.host": arguments.host, "api.port": arguments.port}
-    read = partial(settings_of, arguments, flags)
-    settings = read()
     logs.configure(settings.log.level, settings.log.format)
     tracing.configure("firstline-gateway", settings.tracing.endpoint, settings.tracing.sample)
     with naming_sources(arguments, flags):
@@ -62,12 +62,12 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _check(arguments: argparse.Namespace) -> int:
+    settings = settings_of(arguments)  # before the imports, as `_run`
     from firstline_core.errors import ModelLoadError, did_you_mean
     from firstline_core.telemetry import logs
     from firstline_gateway.app import check_files, models_folder, runtime_options
     from firstline_gateway.models.repository import check_size
 
-    settings = settings_of(arguments)
     logs.configure("error", settings.log.format)
     here = settings.loads_here
     with naming_sources(arguments):
