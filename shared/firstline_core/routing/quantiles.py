@@ -98,7 +98,6 @@ class DecayedQuantiles:
         bins, self._bins, self._ended, self._censored = self._bins, {}, 0.0, 0.0
         for index, (ended, censored) in bins.items():
             self._put(min(_HIGHEST, max(_LOWEST, index + shift)), ended, censored)
-        self._known.clear()
 
     def _age(self, now_s: float) -> float:
         """Returns the half-lives since the newest observation."""
@@ -132,8 +131,6 @@ class DecayedQuantiles:
             if surviving <= beyond:
                 return _middle_of(index)
             at_risk -= ended + censored
-            if at_risk <= 0:
-                break
         return _middle_of(indices[-1]) * _GAMMA
 
 

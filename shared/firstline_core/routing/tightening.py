@@ -65,7 +65,7 @@ def tightened(scores: ArrayLike, losses: ArrayLike, propensities: ArrayLike, eps
     """
     score_array = np.asarray(scores, np.float64)
     loss_array, propensity_array = np.asarray(losses, np.float64), np.asarray(propensities, np.float64)
-    if not score_array.shape == loss_array.shape == propensity_array.shape or score_array.ndim != 1:
+    if not score_array.shape == loss_array.shape == propensity_array.shape:
         raise ConfigError(
             f"Audits have a score, a loss and a propensity each; got {score_array.shape}, {loss_array.shape}."
         )

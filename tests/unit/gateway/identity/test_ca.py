@@ -52,6 +52,40 @@ def test_a_devices_certificate_is_for_clients_and_names_the_device(authority: ca
     assert certificate.public_key() == key
 
 
+def test_only_the_authority_may_sign_certificates(authority: ca.Authority) -> None:
+    unused = dict.fromkeys(
+        ["content_commitment", "key_encipherment", "data_encipherment", "key_agreement", "encipher_only"], False
+    )
+    signer = x509.KeyUsage(False, key_cert_sign=True, crl_sign=True, decipher_only=False, **unused)
+    other = x509.KeyUsage(True, key_cert_sign=False, crl_sign=False, decipher_only=False, **unused)
+    device = ca.issue_device(authority, "press-7", ca.new_key().public_key(), NOW_S, 90)
+    server, _ = ca.issue_server(authority, ["gateway.example"], NOW_S)
+    for certificate, expected in ((authority.certificate, signer), (device, other), (server, other)):
+        usage = certificate.extensions.get_extension_for_class(x509.KeyUsage)
+        constraints = certificate.extensions.get_extension_for_class(x509.BasicConstraints)
+        assert usage.value == expected
+        assert constraints.value.ca is (certificate == authority.certificate)
+        assert usage.critical and constraints.critical
+
+
+def test_an_authority_needs_the_usage_of_one(authority: ca.Authority) -> None:
+    extensions = authority.certificate.extensions
+    usage = x509.KeyUsage(
+        True, False, False, False, False, False, crl_sign=True, encipher_only=False, decipher_only=False
+    )
+    certificate = (
+        x509.CertificateBuilder(authority.certificate.issuer, authority.certificate.subject)
+        .public_key(authority.key.public_key())
+        .serial_number(1)
+        .not_valid_before(authority.certificate.not_valid_before_utc)
+        .not_valid_after(authority.certificate.not_valid_after_utc)
+        .add_extension(extensions.get_extension_for_class(x509.BasicConstraints).value, critical=True)
+        .add_extension(usage, critical=True)
+    ).sign(authority.key, hashes.SHA256())
+    with pytest.raises(ConfigError, match="is no authority's"):
+        ca.check_authority(certificate)
+
+
 def test_no_certificate_outlives_its_authority(authority: ca.Authority) -> None:
     end_s = authority.certificate.not_valid_after_utc.timestamp()
     certificate = ca.issue_device(authority, "a", ca.new_key().public_key(), end_s - DAY_S / 2, 90)
@@ -165,8 +199,11 @@ def test_one_authority_takes_over_from_another(tmp_path: Path) -> None:
     assert [one.pem for one in open_authorities(tmp_path, NOW_S)] == [first.pem, second.pem]
     authorities.switch(tmp_path)
     assert [one.pem for one in open_authorities(tmp_path, NOW_S)] == [second.pem, first.pem]
+    third = ca.create_authority(ca.new_key(), NOW_S)
+    authorities.prepare_next(tmp_path, third, NOW_S)
+    assert [one.pem for one in open_authorities(tmp_path, NOW_S)] == [second.pem, third.pem, first.pem]
     authorities.retire(tmp_path)
-    assert [one.pem for one in open_authorities(tmp_path, NOW_S)] == [second.pem]
+    assert [one.pem for one in open_authorities(tmp_path, NOW_S)] == [second.pem, third.pem]
     with pytest.raises(ConfigError, match="no previous authority"):
         authorities.retire(tmp_path)
 

@@ -177,11 +177,18 @@ def test_a_revoked_device_needs_a_new_token(database: Database, issue: Callable[
 
 def test_renewal_leaves_the_present_certificate(database: Database, issue: Callable[[str], Issued]) -> None:
     redeemed(database, invited(database, "a", "first"), issue)
+    memory = known(database)
     with database.begin() as on:
-        assert enrolment.renew(on, "a", "1", issue, NOW_S) == "pem a 2"
+        assert enrolment.renew(on, "a", "1", issue, NOW_S + 7) == "pem a 2"
         assert enrolment.renew(on, "b", "1", issue, NOW_S) is None, "not its own"
         assert enrolment.renew(on, "a", "99", issue, NOW_S) is None
-    assert known(database).revoked_certificates() == []
+        assert enrolment.not_renewed_since(on, NOW_S + 7, NOW_S) == []
+        assert enrolment.not_renewed_since(on, NOW_S + 8, NOW_S) == ["a"]
+    memory = known(database, memory)
+    assert memory.certificate("2") is not None and memory.revoked_certificates() == []
+    with database.begin() as on:
+        enrolment.revoke_listed(on, {"2": NOW_S + 9})
+    assert known(database, memory).revoked_certificates() == [("2", NOW_S + 9, "a")]
 
 
 def test_revoking_a_device_revokes_its_key(database: Database) -> None:
