@@ -424,7 +424,7 @@ class CertificateStates:
         found = [
             (sample.score, loss, sample.propensity)
             for sample in self._samples.recent(monitored.key)
-            if sample.score >= monitored.threshold and (loss := sample.loss(event)) is not None
+            if (loss := sample.loss(event)) is not None
         ]
         scores, losses, propensities = ([row[column] for row in found] for column in range(3))
         return tightened(scores, losses, propensities, monitored.bounds[event], monitored.threshold)

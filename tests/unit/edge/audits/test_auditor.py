@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
-from support.edge import SURE, UNSURE, Scene, answer_of
+from support.edge import SURE, UNSURE, Scene, answer_of, request
 from support.waiting import until
 
 from firstline_core.clock import SimulatedClock
@@ -18,11 +19,12 @@ from firstline_core.errors import LinkDownError
 from firstline_core.routing import audit, policy
 from firstline_core.routing.certificate import Histogram
 from firstline_core.tasks.classification import Classification
-from firstline_core.types import PROBABILITIES, ContractNotice, Privacy, Reason, Route, Tier, Wait
+from firstline_core.types import PROBABILITIES, ContractNotice, Privacy, Reason, Route, Tensor, Tier, Wait
+from firstline_edge.audits.audit_sender import Audit
 from firstline_edge.audits.auditor import AuditRate
 from firstline_edge.audits.records import CertificateState
 from firstline_edge.audits.samples import read
-from firstline_edge.requests.context import content_digests, result_key
+from firstline_edge.requests.context import Row, content_digests, result_key
 from firstline_edge.settings.settings import AuditSection
 
 ALL = AuditSection(per_hour=1e9, bytes_per_hour=1e12, max_share=1.0, spacing_s=0.0)
@@ -156,6 +158,26 @@ async def test_an_alarm_that_an_audit_brings_back_begins_a_test_without_it(scene
     assert monitored.record.events[""].test == audit.begin(0.05)
 
 
+async def test_an_audit_is_tested_at_the_level_of_its_own_notice(make_scene: MakeScene) -> None:
+    alone, fleet = make_scene(), make_scene()
+    while not alone.monitored.record.state.is_void:
+        await alone.infer(SURE)
+        await ended(alone, len(alone.ended_audits) + 1)
+    for number in range(1, len(alone.ended_audits) + 1):
+        if number == len(alone.ended_audits):
+            fleet.cloud.notice = ContractNotice(alarm=False, devices=1000)
+        await fleet.infer(SURE)
+        await ended(fleet, number)
+    assert fleet.monitored.record.events[""].test.audits == len(alone.ended_audits)
+    assert not fleet.monitored.record.state.is_void
+
+
+async def test_a_notice_about_an_uncertified_bundle_changes_nothing(make_scene: MakeScene) -> None:
+    scene = make_scene(certified=None)
+    scene.cloud.notice = ContractNotice(alarm=True, devices=2)
+    assert answer_of(await scene.infer(UNSURE)).tier is Tier.CLOUD
+
+
 async def test_an_audit_caches_the_full_models_output(scene: Scene) -> None:
     response = await scene.infer(SURE)
     await ended(scene, 1)
@@ -206,6 +228,38 @@ async def test_an_answer_that_was_drawn_is_not_given_back_later_than_others(scen
     monitored = scene.monitored
     assert monitored.record.drawn == 64  # the queue is full, and none is drawn any more
     assert scene.ended_audits == []
+
+
+async def test_waiting_audits_are_bounded_by_their_bytes(scene: Scene) -> None:
+    scene.cloud.gate = asyncio.Event()
+    large = Tensor("x", np.zeros((1, 3 << 20), np.float32))  # 12 MiB, where 16 MiB may wait
+    drawn = Audit(
+        model=scene.held,
+        monitored=None,
+        request_id="r",
+        row=Row(0, b"", b""),
+        edge={PROBABILITIES: np.array([[0.9, 0.1]], np.float32)},
+        sent=msgspec.structs.replace(request(SURE), inputs=(large,)),
+        propensity=1.0,
+        threshold=0.8,
+        covered=True,
+    )
+    room = list[bool]()
+    for _ in range(3):
+        scene.sender.add(drawn)
+        await until(lambda: bool(scene.cloud.requests))
+        room.append(scene.sender.has_room())
+    assert room == [True, True, False], "the first is under way"
+    scene.cloud.gate.set()
+    await ended(scene, 3)
+    assert scene.sender.has_room()
+
+
+async def test_an_answer_of_the_edge_alone_is_no_sample(scene: Scene) -> None:
+    scene.cloud.error = LinkDownError("gone")
+    assert answer_of(await scene.infer(UNSURE)).tier is Tier.EDGE
+    assert scene.monitored.record.drawn == 0
+    assert list(read(scene.samples_path)) == []
 
 
 async def test_audits_after_an_alarm_continue_without_a_note(scene: Scene) -> None:
@@ -490,9 +544,15 @@ async def test_a_rollout_audits_an_uncertified_bundle(make_scene: MakeScene, bun
         scene.held.manifest.name,
         scene.held.version,
     )
+    await scene.infer(UNSURE)  # escalated
+    await scene.infer(UNSURE, route=Route.EDGE)
+    scene.budgets.ample = False
+    await scene.infer(SURE)
+    scene.budgets.ample = True
     scene.auditor.audit_for_rollouts(())
     await scene.infer(SURE)
     assert len(scene.ended_audits) == 1
+    assert scene.sent_rows == [[SURE], [UNSURE]]
 
 
 async def test_audits_for_a_rollout_respect_privacy_and_the_budget(make_scene: MakeScene) -> None:

@@ -515,6 +515,15 @@ async def test_an_alarm_stays_with_the_certificate_whichever_version_carries_it(
     assert not records.new_record({"3": old}, "other", "4", certificate).state.is_void
 
 
+@pytest.mark.parametrize("events", [{}, {"": records.EventRecord(replace(audit.begin(0.05), peak=0.5))}])
+def test_a_record_without_a_valid_test_is_refused(tmp_path: Path, events: dict[str, records.EventRecord]) -> None:
+    path = tmp_path / "certificates.json"
+    stored = {"k": records.CertificateRecord(model="m", version="1", events=events)}
+    records.RecordFile(path).write(records.encode(stored, ()))
+    with pytest.raises(IntegrityError, match="cannot be read"):
+        records.read(path)
+
+
 def test_only_the_latest_records_are_kept() -> None:
     many = {f"{number}": records.CertificateRecord(model="m", version="1", events=TESTED) for number in range(100)}
     stored = msgspec.json.decode(records.encode(many, ()).splitlines()[0])["records"]
