@@ -75,8 +75,8 @@ def _described(line: dict[str, Any]) -> list[str]:
     source = _TIERS[line["tier"]] + digest
     if line.get("event") == "corrected":
         if line["status"] == Status.EXPIRED:
-            refused = line["reason"] == Reason.CLOUD_ERROR
-            return [f"{time_text}  {_REFUSED if refused else _STATUSES[Status.EXPIRED]}{_cause(line)}"]
+            ending = _REFUSED if line.get("cause") else _STATUSES[Status.EXPIRED]
+            return [f"{time_text}  {ending}{_cause(line)}"]
         return [f"{time_text}  Corrected by {source}{_CHANGED[line.get('changed')]}. {_STATUSES[Status.FINAL]}"]
     sentences = [f"{time_text}  {line['model']} {line['version']}: answered in {rounded(line['ms'])} ms by {source}."]
     sentences += [_attempt(attempt) for attempt in line["attempts"]]

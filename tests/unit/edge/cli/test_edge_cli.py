@@ -113,8 +113,8 @@ def test_explain_describes_a_request() -> None:
     assert "did not come in time" in expired
     (strange,) = describe({"request_id": "r"})
     assert strange.startswith('{"request_id": "r"}') and "did not write this line" in strange
-    (refused,) = describe(LINE | {"event": "corrected", "status": "expired", "reason": "cloud_error"})
-    assert "refused to correct it" in refused
+    (expired,) = describe(LINE | {"event": "corrected", "status": "expired", "reason": "cloud_error"})
+    assert "did not come in time" in expired
     (refused,) = describe(LINE | {"event": "corrected", "status": "expired", "reason": "cloud_error", "cause": "Why."})
     assert refused.endswith("the first answer stands. Why: Why.")
 
