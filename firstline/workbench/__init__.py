@@ -22,6 +22,7 @@ Recognise model files
 Certify
     evidence        the answers of both models to a data set, on this machine or on a device
     selection       the decisions on the rows that are set aside: score, temperature, start of testing
+    auroc           how well a score tells failed rows from successful ones
     sequences       signs that samples depend on each other, such as frames of one video
     event_promises  promises about events in words, and the events without a promise
     score_table     a table of scores, such as the audits of a device

@@ -14,6 +14,7 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
+from firstline.workbench.auroc import auroc
 from firstline.workbench.data.dataset import Dataset
 from firstline.workbench.observe import Answers, Progress, observe
 from firstline.workbench.selection import EdgeRows, is_lost
@@ -23,7 +24,6 @@ from firstline_core.bundle.manifest import Manifest, Model, Policy, valid_certif
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import ConfigError, InvalidTensorError, listed
 from firstline_core.routing import policy
-from firstline_core.routing.policy import auroc
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.tasks.base import Task
 from firstline_core.types import Array, Arrays

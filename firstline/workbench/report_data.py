@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from firstline.workbench.auroc import auroc
 from firstline.workbench.evaluate import EdgeRun, Evaluation, Measured, Variant
 from firstline.workbench.selection import is_graded, is_lost
 from firstline_core.bundle.manifest import certificate_problem, valid_certificate
@@ -19,7 +20,6 @@ from firstline_core.processing.images import decode
 from firstline_core.processing.steps import Decode
 from firstline_core.routing.bounds import clopper_pearson
 from firstline_core.routing.certificate import Certificate
-from firstline_core.routing.policy import auroc
 from firstline_core.tasks.classification import Classification, temper
 from firstline_core.tasks.drawing import size_within
 

@@ -14,12 +14,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from firstline.workbench.auroc import auroc
 from firstline.workbench.calibrate import fit_temperature
 from firstline_core.bundle.loading import scorer
 from firstline_core.bundle.manifest import Score
 from firstline_core.errors import ConfigError, InvalidTensorError, listed
 from firstline_core.routing.certification import Start, check_share, split, start_shares, starts_at
-from firstline_core.routing.policy import Logistic, auroc
+from firstline_core.routing.policy import Logistic
 from firstline_core.tasks.base import Scores, Task
 from firstline_core.tasks.classification import LOGITS
 from firstline_core.types import PROBABILITIES, Arrays, row_count

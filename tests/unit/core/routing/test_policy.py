@@ -13,7 +13,6 @@ from firstline_core.routing.policy import (
     PolicyState,
     RowEvidence,
     TierDecision,
-    auroc,
     before,
     make_policy,
     parameters_of,
@@ -167,15 +166,6 @@ def test_each_policy_takes_its_parameters() -> None:
 )
 def test_the_value_is_learned_or_supposed(learned: float | None, score: float, expected: float) -> None:
     assert value_of(learned, score) == pytest.approx(expected)
-
-
-def test_auroc_counts_pairs_and_half_of_ties() -> None:
-    random = np.random.default_rng(0)
-    scores, failed = random.integers(0, 6, 80) / 8, random.random(80) < 0.3
-    pairs = [(good > bad) + (good == bad) / 2 for good in scores[~failed] for bad in scores[failed]]
-    assert auroc(scores, failed) == pytest.approx(np.mean(pairs))
-    assert auroc(np.array([0.9, 0.1]), np.array([False, True])) == 1
-    assert auroc(scores, np.zeros(80, np.bool_)) is None
 
 
 def test_a_logistic_fit_gives_probabilities_of_a_loss() -> None:

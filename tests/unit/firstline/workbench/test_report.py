@@ -12,6 +12,7 @@ from support.cli import run
 from bench.support.bundles import model as model_of
 from bench.support.bundles import with_certificate, write_manifest
 from bench.support.onnx_models import linear
+from firstline.workbench.auroc import auroc
 from firstline.workbench.data.dataset import open_dataset
 from firstline.workbench.evaluate import EdgeRun, Measured, figures, measure
 from firstline.workbench.quality import require_fitting_labels
@@ -21,7 +22,6 @@ from firstline_core.bundle.manifest import Model, Policy, Score
 from firstline_core.bundle.store import open_bundle
 from firstline_core.errors import ConfigError
 from firstline_core.processing.steps import InputSpec
-from firstline_core.routing.policy import auroc
 from firstline_core.tasks.arrays import LABEL
 from firstline_core.tasks.embedding import Embedding
 

@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from firstline.workbench import selection
+from firstline.workbench.auroc import auroc
 from firstline.workbench.calibrate import fit_temperature
 from firstline_core.bundle.loading import scorer
 from firstline_core.bundle.manifest import Score
 from firstline_core.errors import ConfigError
 from firstline_core.routing.certification import split, start_shares, starts_at
-from firstline_core.routing.policy import auroc
 from firstline_core.storage.artefact import Artefact
 from firstline_core.tasks.classification import LOGITS, Classification, features, margin, score
 from firstline_core.types import PROBABILITIES
