@@ -11,6 +11,7 @@ from firstline_gateway.fleet.totals import Totals, gained
 from firstline_gateway.rollouts.device_progress import (
     DeviceView,
     after_offer,
+    after_report,
     after_withdrawal,
     desired_of,
     rollback,
@@ -70,6 +71,18 @@ def test_a_definition_without_a_subject_brings_a_bundle() -> None:
 def test_a_report_without_a_configuration_name_is_read() -> None:
     reported = msgspec.json.decode(b'{"session": "s", "sequence": 1, "configuration": 0}', type=Reported)
     assert version_of(reported, UpdateKind.CONFIGURATION, "quiet") == 0
+
+
+@pytest.mark.parametrize(
+    ("rollout", "version", "state"),
+    [("newer", 3, DeviceState.FAILED), ("older", 3, DeviceState.OFFERED), ("newer", 2, DeviceState.OFFERED)],
+)
+def test_only_a_report_of_this_rollout_counts(rollout: str, version: int, state: DeviceState) -> None:
+    running = Rollout("newer", Definition("digits", 3, "3" * 64), RolloutState.RUNNING, "kim", 0.0, seed=1)
+    update = Update("digits", version, UpdateState.REJECTED, rollout=rollout)
+    device = DeviceView("d", age_s=0.0, online=True, up_to_date=True, version=1, update=update)
+    offered = Assignment("d", 0, treated=True, reachable=True, turn=0, state=DeviceState.OFFERED)
+    assert after_report(offered, device, running).state is state
 
 
 @pytest.mark.parametrize("state", [UpdateState.COMMITTED, UpdateState.REJECTED, UpdateState.ROLLED_BACK])

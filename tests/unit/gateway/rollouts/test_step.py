@@ -225,6 +225,26 @@ def test_stages_follow_each_other_and_devices_held_back_come_last() -> None:
     assert {each.stage for each in fleet.assignments.values()} == {0, 1, 2}
 
 
+def test_a_stage_is_judged_by_its_own_installations() -> None:
+    fleet = simulated_fleet(40, Stage(0.4, soak_s=800), Stage(1.0, soak_s=800), held_back=0.25)
+    fleet.install()
+    while fleet.rollout.stage == 0:
+        fleet.advance(100)
+    offered = [name for name, each in fleet.assignments.items() if each.stage == 1 and each.state is S.OFFERED]
+    fleet.report_all(UpdateState.COMMITTED)
+    fleet.report(offered[0], UpdateState.REJECTED)
+    fleet.advance()
+    fleet.now_s = fleet.rollout.look_due_s
+    look = fleet.step().look
+    assert look is not None and len(offered) == 14
+    assert (look.findings[0].treated, look.findings[0].devices) == (1 / 14, (14, 0))
+
+
+def test_the_past_of_a_device_ends_where_its_stage_begins() -> None:
+    before = simulated_fleet(2).step().before
+    assert [period and period.counts.rows for period in before.values()] == [100, 100]
+
+
 def test_slow_installations_pause_the_rollout() -> None:
     fleet = simulated_fleet(20, Stage(1.0, patience_s=300))
     fleet.advance()
@@ -305,16 +325,18 @@ def test_a_device_that_ran_the_version_before_keeps_it_in_a_rollback() -> None:
 
 
 def test_a_rollback_names_devices_that_a_newer_rollout_took() -> None:
-    fleet = simulated_fleet(3)
+    fleet = simulated_fleet(4)
     fleet.change("d02", version=2)
     fleet.install()
     fleet.advance(1)
     newer = DesiredModel("cameras", 3, "3" * 64, "newer")
     fleet.change("d01", desired=newer)
     fleet.change("d02", desired=newer)
+    fleet.change("d03", desired=None)
     fleet.command(Command.ROLLBACK)
     changes = fleet.step()
-    assert {name: each.before for name, each in changes.replaced.items()} == {"d01": OLD}, "d02 had the version before"
+    replaced = {name: each.before for name, each in changes.replaced.items()}
+    assert replaced == {"d01": OLD, "d03": OLD}, "d02 had the version before"
     assert changes.desired == {"d00": BACK}
 
 
