@@ -254,7 +254,7 @@ def _split_elements(where: str, count: int, raw: memoryview) -> list[bytes]:
     for index in range(count):
         start = offset + 4
         end = start + int.from_bytes(raw[offset:start], "little")
-        if start > raw.nbytes or end > raw.nbytes:
+        if end > raw.nbytes:
             raise InvalidTensorError(
                 f"{where} ends inside BYTES element {index}; each element is a 4-byte little-endian length "
                 "and that many bytes."

@@ -84,6 +84,11 @@ def test_raw_bytes_are_row_major_and_little_endian() -> None:
     assert to_json("x", Tensor("x", transposed)).tolist() == [1, 3, 2, 4]  # type: ignore[union-attr]
 
 
+def test_no_raw_bytes_are_a_tensor_without_elements() -> None:
+    for datatype in ("BOOL", "FP32", "BYTES"):
+        assert from_binary("Input 'x'", datatype, (1, 0), memoryview(b"")).shape == (1, 0)
+
+
 def test_a_bytes_tensor_holds_bytes() -> None:
     text = Tensor("x", np.array(["a"], np.object_))
     for encode in (to_binary, to_json):

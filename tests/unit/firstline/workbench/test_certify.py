@@ -1,6 +1,7 @@
 """`firstline certify` on bundles, tables of scores and audits, and the contracts that it proves."""
 
 import csv
+import math
 import shutil
 import sys
 from dataclasses import replace
@@ -20,6 +21,7 @@ from firstline.cli.proof_text import caveats
 from firstline.workbench.certify import (
     GroupsResult,
     Terms,
+    auditable_epsilon,
     certify_bundle,
     certify_by,
     certify_classes,
@@ -393,6 +395,16 @@ def test_audit_bound_of_harm_is_the_observed_disagreement(rows: Evidence) -> Non
         for sure, at in zip(rows.scores, edge, strict=True)
     ]
     assert (edge != _labels(rows.full))[kept].mean() < certificate.audit_epsilon < 0.1
+
+
+def test_audits_test_the_upper_bound_of_the_disagreement() -> None:
+    terms, differs = Terms(0.05, 0.05, "harm"), np.repeat([0.0, 1.0], [70, 30])
+    bound = auditable_epsilon(terms, differs)
+    as_few = sum(math.comb(100, wrong) * bound**wrong * (1 - bound) ** (100 - wrong) for wrong in range(31))
+    assert as_few == pytest.approx(0.05)
+    assert auditable_epsilon(terms, np.zeros(59)) == pytest.approx(1 - 0.05 ** (1 / 59))
+    assert auditable_epsilon(terms, np.ones(9)) == 0.999
+    assert auditable_epsilon(replace(terms, contract="disagreement"), differs) == 0.05
 
 
 @pytest.fixture(scope="module")
