@@ -5,6 +5,7 @@ The packages, from the highest layer to the lowest; a package imports only packa
 Process
     commands/       the commands of `firstline-gateway`
     app             builds every part from the settings, and starts and stops them in order
+    checks          the models folder, and the other files and services that the settings name
     tables          the tables of all packages, with which the store is opened
 
 Transports

@@ -17,25 +17,21 @@ from firstline_core.processing.decoding import FileDecoding
 from firstline_core.protocol.cors import with_cors
 from firstline_core.protocol.http import BodyBudget
 from firstline_core.protocol.http_server import HttpServer, ServerLimits
-from firstline_core.runtime.select import RuntimeOptions, check_options
-from firstline_core.storage.files import check_folder
 from firstline_core.telemetry import logs
 from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_gateway import mqtt
-from firstline_gateway.api import contracts, enrolment, jobs, models, monitoring
 from firstline_gateway.api.app import create_app
-from firstline_gateway.api.auth import Access
-from firstline_gateway.api.fleet import audit_log, devices, profiles, registry, rollouts
 from firstline_gateway.api.infer import InferenceApp
 from firstline_gateway.api.overload import OverloadGuard, overloaded
 from firstline_gateway.background import PeriodicTask
 from firstline_gateway.broker.files import BrokerFolder
 from firstline_gateway.broker.updater import BrokerUpdater
+from firstline_gateway.checks import check_files, models_folder, runtime_options
 from firstline_gateway.contracts.monitor import ContractMonitor
 from firstline_gateway.executors import metrics as executor_metrics
 from firstline_gateway.executors.dispatch.dispatcher import Dispatcher
-from firstline_gateway.executors.factory import check_executors, open_executors
+from firstline_gateway.executors.factory import open_executors
 from firstline_gateway.fleet.broker import FleetBroker
 from firstline_gateway.fleet.fleet import Fleet
 from firstline_gateway.fleet.gauges import REFRESH_S, FleetGauges
@@ -46,7 +42,7 @@ from firstline_gateway.identity.identity import IdentityService
 from firstline_gateway.jobs.jobs import Jobs
 from firstline_gateway.models import residency
 from firstline_gateway.models.fetched_bundles import FetchedBundles
-from firstline_gateway.models.folder import ModelsFolder, load_full
+from firstline_gateway.models.folder import load_full
 from firstline_gateway.models.memory import Load
 from firstline_gateway.models.repository import Repository
 from firstline_gateway.models.residency import Residency
@@ -65,11 +61,10 @@ from firstline_gateway.serving.scheduling import batcher as scheduling
 from firstline_gateway.serving.scheduling.admission import Bounds
 from firstline_gateway.serving.scheduling.batcher import Batcher
 from firstline_gateway.settings.settings import Settings
-from firstline_gateway.store import database, store
+from firstline_gateway.store import store
 from firstline_gateway.store.service_clock import ServiceClock
 from firstline_gateway.store.store import Store
 from firstline_gateway.tables import open_database
-from firstline_gateway.webhooks import webhooks
 from firstline_gateway.webhooks.webhooks import Webhooks
 
 if TYPE_CHECKING:
@@ -133,7 +128,7 @@ class Gateway:
         self.clock: Clock = SYSTEM_CLOCK
         self.metrics = RequestMetrics("gateway")
         self.bodies = BodyBudget(settings.api.bodies_limit_bytes, fair=True)
-        self._dispatcher = dispatcher
+        self.dispatcher = dispatcher
         self._folder = models_folder(settings, must_be_whole=load is not None)
         self.store = Store(open_database(settings.store, must_exist=had_store(settings.identity)))
         service = ServiceClock(self.store.database, self.clock)
@@ -147,7 +142,7 @@ class Gateway:
         self._build_fleet(service)
 
     def _build_serving(self, service: ServiceClock, load: Load | None) -> None:
-        settings, clock, repository, dispatcher = self.settings, self.clock, self.repository, self._dispatcher
+        settings, clock, repository, dispatcher = self.settings, self.clock, self.repository, self.dispatcher
         statistics = ServingStatistics(self.metrics, clock)
         self._batcher = batcher = Batcher(
             dispatcher,
@@ -320,33 +315,7 @@ class Gateway:
 
     def control_plane(self) -> FastAPI:
         """Returns the HTTP application for all requests except those for inference."""
-        access = Access(self.identity, self.fleet.tags, self.audit_log, open_metrics=self.settings.api.open_metrics)
-        return create_app(
-            (
-                models.health_routes(self.plane),
-                models.metadata_routes(self.plane, self.repository, access),
-                models.repository_routes(self.plane, access),
-                monitoring.metrics_routes(self.metrics, access),
-                monitoring.monitoring_routes(self._dispatcher, self.store, self.webhooks, self.audit_log, access),
-                contracts.contract_routes(self.contracts, self.repository, access),
-                enrolment.enrolment_routes(self.identity),
-                enrolment.invitation_routes(self.identity.devices, access),
-                jobs.job_routes(self.jobs, self.files, self.identity, access),
-                registry.file_routes(self.registry, access),
-                registry.publication_routes(self.registry, access),
-                registry.catalogue_routes(self.registry, access),
-                registry.alias_routes(self.registry, access),
-                devices.device_routes(self.fleet, self.identity.devices, access),
-                devices.fleet_routes(self.fleet, self.rollouts, access),
-                devices.twin_routes(self.fleet, access),
-                rollouts.rollout_routes(self.rollouts, access),
-                audit_log.audit_log_routes(self.audit_log, self.rollouts, access),
-                audit_log.sign_in_routes(self.audit_log, access),
-                profiles.profile_routes(self.profiles, access),
-                profiles.own_profile_routes(self.profiles, access),
-            ),
-            self.metrics.count_error,
-        )
+        return create_app(self)
 
     def http_server(self, limits: ServerLimits) -> HttpServer:
         """Returns the HTTP server, not started yet.
@@ -354,20 +323,9 @@ class Gateway:
         Args:
             limits: of connections.
         """
-        app = InferenceApp(
-            self.control_plane(),
-            self.plane,
-            self.files,
-            self.jobs,
-            self.identity,
-            overload=self.overload,
-            bodies=self.bodies,
-            metrics=self.metrics,
-            clock=self.clock,
-        )
         tls = self.identity.tls
         return HttpServer(
-            with_cors(app, self.settings.api.cors_origins),
+            with_cors(InferenceApp(self.control_plane(), self), self.settings.api.cors_origins),
             limits=limits,
             clock=self.clock,
             tls=tls.context if tls is not None else None,
@@ -390,15 +348,7 @@ class Gateway:
                 f"grpc.enabled is set, but the package '{error.name}' is not installed; install "
                 "firstline[gateway,grpc]."
             ) from error
-        server = grpc_server(
-            self.settings,
-            self.plane,
-            self.identity,
-            overload=self.overload,
-            bodies=self.bodies,
-            metrics=self.metrics,
-            clock=self.clock,
-        )
+        server = grpc_server(self)
         log.info("listening for gRPC", port=server.port)
         return server
 
@@ -420,7 +370,7 @@ class Gateway:
 
     async def start(self) -> None:
         """Starts the background tasks and the MQTT clients, which retry until the broker is available."""
-        await self._dispatcher.start()
+        await self.dispatcher.start()
         self.overload.watch(asyncio.get_running_loop())
         for service in self._services:
             await service.start()
@@ -464,7 +414,7 @@ class Gateway:
         self.contracts.close()
         ends = (self.deliveries.close, self.identity.readers.close, self.store.close)
         ended = await asyncio.gather(
-            self._dispatcher.close(timeout_s), *(asyncio.to_thread(end, timeout_s) for end in ends)
+            self.dispatcher.close(timeout_s), *(asyncio.to_thread(end, timeout_s) for end in ends)
         )
         await asyncio.to_thread(self.decoding.close)
         if all(ended):
@@ -506,41 +456,3 @@ def open_gateway(settings: Settings) -> Gateway:
             "no API key and no device yet, so no caller can authenticate", create="firstline-gateway key create NAME"
         )
     return gateway
-
-
-def models_folder(settings: Settings, *, must_be_whole: bool = True) -> ModelsFolder:
-    """Returns the bundles that the settings name; see `ModelsFolder`."""
-    directory = Path(settings.models.directory)
-    return ModelsFolder(directory, settings.fetched_models, must_be_whole, settings.copies_of)
-
-
-def runtime_options(settings: Settings) -> RuntimeOptions:
-    """Returns the runtime options of this gateway: parallel sessions, each on one thread.
-
-    Raises:
-        ConfigError: this onnxruntime does not offer an execution provider.
-    """
-    options = RuntimeOptions(providers=settings.providers, threads=1, decoding=settings.decoding.limits)
-    check_options(options, "execution.providers")
-    return options
-
-
-def check_files(settings: Settings) -> None:
-    """Checks the files and services that the settings name, except the models.
-
-    Raises:
-        ConfigError: the token file, the store, the broker's password or certificate, a topic, or a file that the engine
-            needs is invalid.
-    """
-    check_executors(settings)
-    folders = {"identity.directory": settings.identity.directory, "broker.directory": settings.broker.directory}
-    if not settings.registry.blobs.startswith("s3:"):
-        folders["registry.blobs"] = settings.registry.blobs
-    for setting, folder in folders.items():
-        if folder:
-            check_folder(Path(folder), setting)
-    identity.check_files(settings)
-    database.check(settings.store, must_exist=had_store(settings.identity))
-    webhooks.check(settings.webhooks)
-    if settings.mqtt.enabled and not settings.broker.directory:  # otherwise the gateway creates the files
-        mqtt.check(settings.mqtt)

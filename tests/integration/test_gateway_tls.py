@@ -28,7 +28,7 @@ from firstline_core.errors import ConfigError, LinkDownError
 from firstline_core.protocol.enrolment import CA_PATH, DEVICES_PATH, ENROL_PATH, RENEW_PATH, parse_join_token
 from firstline_core.protocol.http_server import ServerLimits
 from firstline_core.units import DAY_S
-from firstline_gateway.app import check_files
+from firstline_gateway.checks import check_files
 from firstline_gateway.identity import authorities, ca
 from firstline_gateway.settings.load import load
 

@@ -232,7 +232,7 @@ def _serve(listener: socket.socket) -> dict[str, Any] | None:
 
 
 def _open_tiers() -> None:
-    """Does what each process would do once: analyse routes, types of settings and manifests, and SQL statements.
+    """Does what each process would do once: analyse types of settings and manifests, and SQL statements.
 
     The gateway has no model, because ONNX Runtime starts a thread, which a child would not have.
     """
@@ -246,7 +246,6 @@ def _open_tiers() -> None:
     with tempfile.TemporaryDirectory() as folder:
         places = {"store.url": f"sqlite:///{folder}/store.db", "identity.directory": folder, "models.directory": folder}
         gateway = open_gateway(load(None, environ={}, overrides=places))
-        gateway.control_plane()
         gateway.store.close()
         gateway.store.database.close()
     end_s = time.monotonic() + 10

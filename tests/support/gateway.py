@@ -1,16 +1,14 @@
 """A real gateway on a loopback port, and fakes of its inner interfaces."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
-from unittest.mock import patch
 
 import httpx
 import numpy as np
-from starlette.types import ASGIApp, Receive, Scope, Send
 from support.broker import Broker
 from support.databases import sqlite_store
 from support.executor import ExecutorWithoutFiles, single_executor
@@ -185,22 +183,11 @@ async def serving_gateway(
         yield gateway, url
 
 
-class _BuiltOnDemand:
-    """The HTTP application of all requests but inference, once it is asked: to build it takes a tenth of a second."""
-
-    def __init__(self, build: Callable[[], ASGIApp]) -> None:
-        self._build = cache(build)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._build()(scope, receive, send)
-
-
 @asynccontextmanager
 async def serving(gateway: Gateway, port: int = 0, limits: ServerLimits | None = None) -> AsyncIterator[str]:
     """Serves on a loopback port, 0 for a free one, as the process does, and yields the URL."""
     bound = sockets.bind("127.0.0.1", port)
-    with patch.object(gateway, "control_plane", partial(_BuiltOnDemand, gateway.control_plane)):
-        running = gateway.http_server(limits or ServerLimits(idle_s=5))
+    running = gateway.http_server(limits or ServerLimits(idle_s=5))
     await gateway.start()
     await running.start([bound])
     try:

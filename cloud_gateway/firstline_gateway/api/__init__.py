@@ -6,6 +6,7 @@ Modules
     jobs         requests that are answered later
     grpc         gRPC, with the callers and limits of REST
     app          the control plane, made of the routers below
+    services     the services that routes use, and the dependencies that provide them
     auth         from a certificate or a key to a principal and its scopes
     persons      what a person who signed in to a console may see and change
     messages     reads bodies and parameters, and builds responses

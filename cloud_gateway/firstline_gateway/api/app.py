@@ -1,20 +1,19 @@
-"""The control plane as a FastAPI application, made of the routers of this package."""
+"""The control plane as a FastAPI application, made of the routers of this package.
+
+The framework analyses each route once, when its module is imported; all applications of a process share the routes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
 import orjson
-from fastapi import APIRouter, FastAPI
-from fastapi.dependencies.models import Dependant
-from fastapi.dependencies.utils import get_dependant
-from fastapi.routing import APIRoute
+from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
-from firstline_core.errors import FirstlineError, RequestError, listed
 from firstline_core.protocol.http import JSON_TYPE
 from firstline_core.protocol.openapi import (
     MODEL,
@@ -29,36 +28,54 @@ from firstline_core.protocol.openapi import (
     response_header,
     v2_infer,
 )
-from firstline_core.protocol.tensors import shown
 from firstline_gateway import __version__
-from firstline_gateway.api import errors
+from firstline_gateway.api import contracts, enrolment, errors, jobs, models, monitoring
+from firstline_gateway.api.fleet import audit_log, devices, profiles, registry, rollouts
 from firstline_gateway.api.infer import infer_routes
 from firstline_gateway.api.messages import SCHEMAS
+from firstline_gateway.api.services import Services
+
+_ROUTERS = (
+    models.health_router,
+    models.metadata_router,
+    models.repository_router,
+    monitoring.metrics_router,
+    monitoring.router,
+    contracts.router,
+    enrolment.enrolment_router,
+    enrolment.router,
+    jobs.router,
+    registry.file_router,
+    registry.router,
+    devices.router,
+    devices.twin_router,
+    rollouts.router,
+    audit_log.router,
+    audit_log.sign_in_router,
+    audit_log.export_router,
+    profiles.router,
+    profiles.own_router,
+)
 
 
-def create_app(routers: Iterable[APIRouter], on_error: Callable[[FirstlineError], None]) -> FastAPI:
+def create_app(services: Services) -> FastAPI:
     """Returns the framework's application; `GET /openapi.json` describes it.
 
     Args:
-        routers: the routes of the control plane.
-        on_error: called for each unexpected failure.
+        services: what the routes use; they find it in the state of the application.
     """
-    # Undocumented names: router dependencies would run before those that authenticate.
-    refusal = get_dependant(path="", call=_refuse_unknown_parameters)
-    routes = [route for router in routers for route in router.routes]
-    for route in routes:
-        if isinstance(route, APIRoute):
-            route.dependant.dependencies.insert(len(route.dependencies), refusal)
     app = FastAPI(
         title="Firstline gateway",
         version=__version__,
         # `include_router` would analyse each route again, and match each request twice.
-        routes=[*infer_routes(), *routes],
+        routes=[*infer_routes(), *(route for router in _ROUTERS for route in router.routes)],
         redirect_slashes=False,
         # The framework's documentation pages load scripts from other hosts, and it encodes the description each time.
         openapi_url=None,
     )
-    errors.install(app, on_error)
+    app.state.services = services
+    app.state.denied_s = {}  # what persons may not read, for `auth`
+    errors.install(app, services.metrics.count_error)
     describe(app)
     encoded = cache(lambda: orjson.dumps(app.openapi()))  # once, because strangers may read it
 
@@ -67,26 +84,6 @@ def create_app(routers: Iterable[APIRouter], on_error: Callable[[FirstlineError]
 
     app.add_route("/openapi.json", read_description, include_in_schema=False)
     return app
-
-
-async def _refuse_unknown_parameters(request: Request) -> None:
-    """Refuses a parameter of the query that a route with parameters does not have.
-
-    Raises:
-        RequestError: names the similar one.
-    """
-    route: APIRoute = request.scope["route"]
-    described = (route.openapi_extra or {}).get("parameters", ())  # those that the route reads itself
-    accepted = _parameters(route.dependant).union(each["name"] for each in described if each["in"] == "query")
-    unknown = next((name for name in request.query_params if name not in accepted), "") if accepted else ""
-    if unknown:
-        raise RequestError(f"There is no parameter {shown(unknown)}{listed(unknown, sorted(accepted))}")
-
-
-def _parameters(route: Dependant) -> set[str]:
-    """Returns the parameters of the query that a route or what it depends on reads."""
-    own = {parameter.alias for parameter in route.query_params}
-    return own.union(*(_parameters(each) for each in route.dependencies))
 
 
 _JOB = {

@@ -5,8 +5,7 @@ from __future__ import annotations
 import ipaddress
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Annotated, Any
 
@@ -22,6 +21,7 @@ from firstline_core.protocol import asgi
 from firstline_core.protocol.cors import check_page
 from firstline_core.protocol.enrolment import application_principal, device_of_principal, device_principal
 from firstline_gateway.api import persons
+from firstline_gateway.api.services import Services
 from firstline_gateway.identity.audit_head import AuditLog
 from firstline_gateway.identity.client_certificate import ClientCertificate
 from firstline_gateway.identity.identity import IdentityService
@@ -191,99 +191,84 @@ async def certificate_of(identity: IdentityService, scope: AsgiScope) -> ClientC
 _Bearer = Annotated[object, Depends(HTTPBearer(auto_error=False, description="An API key, or the key of a device."))]
 
 
-@dataclass(eq=False)
-class Access:
-    """The dependencies of routers: each requires a permission of the caller, and notes the principal for the routes.
+def scope(to_read: Scope, to_change: Scope | None = None) -> Callable[..., AsyncIterator[None]]:
+    """Returns a dependency of routers that requires a scope; to change something another one, if it is given.
 
-    Args:
-        identity: verifies the callers.
-        tags_of: returns the tags of a device, by which persons are restricted.
-        audit_log: gets an entry for each change that a person may not make, and at most once an hour for each path that
-            a person may not read.
-        open_metrics: whether all callers may read the metrics.
+    It also requires the permission of the person whom a request names. It encloses the route, so that a refusal by the
+    route itself is noted in the audit log, too.
     """
 
-    identity: IdentityService
-    tags_of: persons.Tags
-    audit_log: AuditLog
-    open_metrics: bool = False
-    _denied_s: dict[tuple[str, str], float] = field(default_factory=dict)
-
-    def scope(self, to_read: Scope, to_change: Scope | None = None) -> Callable[..., AsyncIterator[None]]:
-        """Returns a dependency that requires a scope; to change something another one, if it is given.
-
-        It encloses the route, so that a refusal by the route itself is noted in the audit log, too.
-        """
-
-        async def required(request: Request, _: _Bearer) -> AsyncIterator[None]:
-            scope_needed = to_read if to_change is None or request.method == "GET" else to_change
-            async with self._require(request, scope_needed):
-                yield
-
-        return required
-
-    async def device(self, request: Request, _: _Bearer) -> None:
-        """Requires a device; the principal is the name in its certificate or key."""
-        caller = await authenticate(self.identity, request)
-        name = device_of_principal(caller.principal) if caller.principal else None
-        if name is None:
-            advice = (
-                "an operator reads a device with GET /fleet/v1/devices/NAME"
-                if caller.principal
-                else "enable authentication (auth.mode), and let the device join"
-            )
-            raise ForbiddenError(f"Only devices may use this endpoint, with their certificate or key; {advice}.")
-        request.state.principal = name
-
-    async def device_or_fleet(self, request: Request, _: _Bearer) -> None:
-        """Requires a device, or the scope 'fleet'."""
-        caller = await authenticate(self.identity, request)
-        if device_of_principal(caller.principal) is None:
-            check_scope(caller, "fleet")
-
-    async def metrics(self, request: Request, _: _Bearer) -> None:
-        """Requires an API key of any scope, unless all callers may read the metrics."""
-        if not self.open_metrics:
-            caller = await authenticate(self.identity, request)
-            if device_of_principal(caller.principal) is not None:
-                raise ForbiddenError(f"{caller.principal} may not read the metrics; an API key of any scope may.")
-
-    @asynccontextmanager
-    async def _require(self, request: Request, scope: str) -> AsyncIterator[None]:
-        """Requires a scope and, if a person is named, the person's permission; notes what a person may not do."""
-        caller = await authorize(self.identity, request, scope)
-        person = persons.person_of(request)
+    async def required(request: Request, _: _Bearer) -> AsyncIterator[None]:
+        services: Services = request.app.state.services
+        scope_needed = to_read if to_change is None or request.method == "GET" else to_change
+        caller = await authorize(services.identity, request, scope_needed)
+        person, tags_of = persons.person_of(request), services.fleet.tags
         request.state.person = person
-        request.state.sees = partial(persons.sees, person, self.tags_of)
+        request.state.sees = partial(persons.sees, person, tags_of)
         request.state.principal = acting(person.name if person is not None else caller.person, caller.principal)
         if person is None:
             yield
             return
         check_scope(caller, "delegate")
         try:
-            await persons.check(person, request, self.tags_of)
+            await persons.check(person, request, tags_of)
             yield
         except ForbiddenError as error:
-            await self._note_denied(request, error)
+            await _note_denied(services.audit_log, request, error)
             raise
 
-    async def _note_denied(self, request: Request, error: ForbiddenError) -> None:
-        actor: str = request.state.principal
-        path: str = request.scope["path"][:200]
-        if request.method in persons.READS:
-            now_s, denied_s = time.monotonic(), self._denied_s
-            if now_s - denied_s.get((actor, path), -_DENIED_AGAIN_S) < _DENIED_AGAIN_S:
-                return
-            denied_s.pop((actor, path), None)
-            if len(denied_s) >= _DENIED_KNOWN:
-                del denied_s[next(iter(denied_s))]
-            denied_s[actor, path] = now_s
-        details = {"method": request.method, "path": path, "why": error.message}
-        await self.audit_log.note(actor, "person.denied", "gateway", details)
+    return required
+
+
+async def _note_denied(audit_log: AuditLog, request: Request, error: ForbiddenError) -> None:
+    """Notes what a person may not do in the audit log: each change, and at most once an hour each path to read."""
+    actor: str = request.state.principal
+    path: str = request.scope["path"][:200]
+    if request.method in persons.READS:
+        now_s = time.monotonic()
+        denied_s: dict[tuple[str, str], float] = request.app.state.denied_s
+        if now_s - denied_s.get((actor, path), -_DENIED_AGAIN_S) < _DENIED_AGAIN_S:
+            return
+        denied_s.pop((actor, path), None)
+        if len(denied_s) >= _DENIED_KNOWN:
+            del denied_s[next(iter(denied_s))]
+        denied_s[actor, path] = now_s
+    details = {"method": request.method, "path": path, "why": error.message}
+    await audit_log.note(actor, "person.denied", "gateway", details)
+
+
+async def device_only(request: Request, _: _Bearer) -> None:
+    """Requires a device; the principal is the name in its certificate or key."""
+    caller = await authenticate(request.app.state.services.identity, request)
+    name = device_of_principal(caller.principal) if caller.principal else None
+    if name is None:
+        advice = (
+            "an operator reads a device with GET /fleet/v1/devices/NAME"
+            if caller.principal
+            else "enable authentication (auth.mode), and let the device join"
+        )
+        raise ForbiddenError(f"Only devices may use this endpoint, with their certificate or key; {advice}.")
+    request.state.principal = name
+
+
+async def device_or_fleet(request: Request, _: _Bearer) -> None:
+    """Requires a device, or the scope 'fleet'."""
+    caller = await authenticate(request.app.state.services.identity, request)
+    if device_of_principal(caller.principal) is None:
+        check_scope(caller, "fleet")
+
+
+async def metrics_reader(request: Request, _: _Bearer) -> None:
+    """Requires an API key of any scope, unless all callers may read the metrics."""
+    services: Services = request.app.state.services
+    if not services.settings.api.open_metrics:
+        caller = await authenticate(services.identity, request)
+        if device_of_principal(caller.principal) is not None:
+            raise ForbiddenError(f"{caller.principal} may not read the metrics; an API key of any scope may.")
 
 
 def _noted(name: str) -> Any:
-    """Returns a parameter of routes by which they read a value that `Access` stored about the caller."""
+    """Returns a parameter of routes by which they read what the dependency of the router stored about the caller."""
 
     async def read(request: Request) -> Any:
         return getattr(request.state, name)

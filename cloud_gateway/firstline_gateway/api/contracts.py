@@ -18,8 +18,9 @@ from firstline_core.routing import audit
 from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.wording import iso_time
 from firstline_core.types import ModelKey
-from firstline_gateway.api.auth import Access, Operator, Sees
-from firstline_gateway.api.messages import json_response, schemas
+from firstline_gateway.api.auth import Operator, Sees, scope
+from firstline_gateway.api.messages import json_response, known_parameters, schemas
+from firstline_gateway.api.services import ContractsDep, RepositoryDep
 from firstline_gateway.contracts.monitor import ContractMonitor
 from firstline_gateway.contracts.pool import AuditPool, PoolKey, new_pool, promises_in
 from firstline_gateway.contracts.records import Contribution
@@ -32,49 +33,47 @@ _DEVICES_SHOWN = 100
 
 log = logger(__name__)
 
+router = APIRouter(
+    prefix=CONTRACTS_PATH,
+    tags=["contracts"],
+    dependencies=[Depends(scope("fleet", to_change="admin")), Depends(known_parameters)],
+)
 
-def contract_routes(contracts: ContractMonitor, repository: Repository, access: Access) -> APIRouter:
-    """Returns the routes of contracts."""
-    router = APIRouter(
-        prefix=CONTRACTS_PATH, tags=["contracts"], dependencies=[Depends(access.scope("fleet", to_change="admin"))]
-    )
 
-    @router.get("", openapi_extra=schemas(ContractStates))
-    async def list_contracts(sees: Sees) -> Response:
-        """The audits of every contract."""
-        await contracts.refreshed()
-        return json_response(await _contracts(contracts, repository, contracts.pools(), "", sees))
+@router.get("", openapi_extra=schemas(ContractStates))
+async def list_contracts(contracts: ContractsDep, repository: RepositoryDep, sees: Sees) -> Response:
+    """The audits of every contract."""
+    await contracts.refreshed()
+    return json_response(await _contracts(contracts, repository, contracts.pools(), "", sees))
 
-    @router.get("/{bundle}", openapi_extra=schemas(ContractStates))
-    async def read_contract(sees: Sees, bundle: str) -> Response:
-        """The contracts of a bundle, with the devices that contributed most disagreements."""
-        await contracts.refreshed()
-        pools = [pool for pool in contracts.pools() if pool.key.bundle == bundle]
-        if not pools:
-            repository.versions(bundle)  # raises if the bundle is not served either
-        details = await contracts.details([pool.key for pool in pools], _DEVICES_SHOWN)
-        named = {one.device for contributions, _ in details.values() for one in contributions}
-        seen = {name for name in named if await sees(name)}
-        found = await _contracts(contracts, repository, pools, bundle, sees)
-        for described, (contributions, evidence) in zip(found["contracts"], details.values(), strict=True):
-            described["contributions"] = [_contribution(one) for one in contributions if one.device in seen]
-            described["evidence"] = [asdict(one) for one in evidence]
-        return json_response({"bundle": bundle, **found})
 
-    @router.delete("/{bundle}/versions/{version}")
-    async def end_contract(principal: Operator, bundle: str, version: str) -> Response:
-        """End the alarms of a version: delete its audits and start again."""
-        model = _model(bundle, version)
-        async with limited_wait(contracts.store.database, CHECK_CHANGE):
-            ended = await wrap_future(contracts.end(model, principal))
-        if not ended:
-            raise UnknownModelError(f"There are no audits of version {shown(version)} of {shown(bundle)} here.")
-        log.warning(
-            "contract audits deleted", model=model.name, version=model.version, principal=principal, tests=ended
-        )
-        return json_response({"ended": ended})
+@router.get("/{bundle}", openapi_extra=schemas(ContractStates))
+async def read_contract(contracts: ContractsDep, repository: RepositoryDep, sees: Sees, bundle: str) -> Response:
+    """The contracts of a bundle, with the devices that contributed most disagreements."""
+    await contracts.refreshed()
+    pools = [pool for pool in contracts.pools() if pool.key.bundle == bundle]
+    if not pools:
+        repository.versions(bundle)  # raises if the bundle is not served either
+    details = await contracts.details([pool.key for pool in pools], _DEVICES_SHOWN)
+    named = {one.device for contributions, _ in details.values() for one in contributions}
+    seen = {name for name in named if await sees(name)}
+    found = await _contracts(contracts, repository, pools, bundle, sees)
+    for described, (contributions, evidence) in zip(found["contracts"], details.values(), strict=True):
+        described["contributions"] = [_contribution(one) for one in contributions if one.device in seen]
+        described["evidence"] = [asdict(one) for one in evidence]
+    return json_response({"bundle": bundle, **found})
 
-    return router
+
+@router.delete("/{bundle}/versions/{version}")
+async def end_contract(contracts: ContractsDep, principal: Operator, bundle: str, version: str) -> Response:
+    """End the alarms of a version: delete its audits and start again."""
+    model = _model(bundle, version)
+    async with limited_wait(contracts.store.database, CHECK_CHANGE):
+        ended = await wrap_future(contracts.end(model, principal))
+    if not ended:
+        raise UnknownModelError(f"There are no audits of version {shown(version)} of {shown(bundle)} here.")
+    log.warning("contract audits deleted", model=model.name, version=model.version, principal=principal, tests=ended)
+    return json_response({"ended": ended})
 
 
 async def _contracts(

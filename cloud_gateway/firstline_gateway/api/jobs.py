@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
-from contextlib import ExitStack
-from typing import Annotated, Literal
+from contextlib import AbstractContextManager, ExitStack
+from typing import Annotated, Literal, NamedTuple
 
 from fastapi import APIRouter, Depends, Query, Request
 from msgspec.structs import replace
@@ -24,8 +24,9 @@ from firstline_core.protocol.http import Reply
 from firstline_core.protocol.oip import Encoded, decode_response, encode_response
 from firstline_core.protocol.openapi import BINARY_ANSWER, NO_MORE_EVENTS, TEXT, VIEW, request_header
 from firstline_core.types import InferRequest
-from firstline_gateway.api.auth import Access, Principal, authorize, is_still_authorized
-from firstline_gateway.api.messages import json_response, response_of
+from firstline_gateway.api.auth import Principal, authorize, is_still_authorized, scope
+from firstline_gateway.api.messages import json_response, known_parameters, response_of
+from firstline_gateway.api.services import FilesDep, IdentityDep, JobsDep
 from firstline_gateway.identity.identity import IdentityService
 from firstline_gateway.jobs.jobs import Jobs
 from firstline_gateway.jobs.records import RUNNING, Job
@@ -71,99 +72,116 @@ async def submit(plane: GatewayDataPlane, jobs: Jobs, request: InferRequest) -> 
     return reply
 
 
-def job_routes(jobs: Jobs, files: FileRoute, identity: IdentityService, access: Access) -> APIRouter:
-    """Returns the routes of jobs."""
-    router = APIRouter(prefix="/firstline/v1/answers", tags=["answers"], dependencies=[Depends(access.scope("infer"))])
+class _OwnJobs(NamedTuple):
+    """The jobs of the caller of a request."""
 
-    @router.get("/{request_id}", openapi_extra={"parameters": [*VIEW, _WAIT], "responses": {"200": BINARY_ANSWER}})
-    async def fetch(request: Request, principal: Principal, request_id: str, form: Form = "short") -> Response:
-        """The answer of a job (gateway; 202 while it waits or runs) or of a promise (agent). Only for its caller."""
-        wait_s = _wait_s(request)
-        if not wait_s:
-            return response_of(_job_reply(files, await jobs.find(request_id, principal), form, request))
-        job = await _wait_for(jobs, identity, request, request_id, wait_s=wait_s)
-        reply = _job_reply(files, job, form, request)
-        reply.headers["Preference-Applied"] = f"wait={wait_s}"
-        return response_of(reply)
+    jobs: Jobs
+    identity: IdentityService
+    request: Request
+    principal: str
 
-    @router.get(
-        "/{request_id}/events",
-        response_class=StreamingResponse,
-        openapi_extra={
-            "parameters": [*VIEW, _LAST_EVENT_ID],
-            "responses": {"200": {"content": {http.EVENT_STREAM_TYPE: TEXT}}, **NO_MORE_EVENTS},
-        },
-    )
-    async def follow(request: Request, principal: Principal, request_id: str, form: Form = "short") -> Response:
-        """The answer as server-sent events: a gateway sends one, an agent the present answer and then the final one."""
-        last_event = http.last_event_id(request.headers)
-        with ExitStack() as resources:
-            ending = resources.enter_context(jobs.waiters.watch(request_id, principal))
-            job = await jobs.find(request_id, principal)
-            if last_event == http.LAST_ID:
-                return Response(status_code=204)  # a browser's EventSource does not reconnect after it
+    async def find(self, job_id: str) -> Job:
+        """Returns a job; raises as `Jobs.find`."""
+        return await self.jobs.find(job_id, self.principal)
 
-            first = b"" if job.status == RUNNING else _event_data(files, job, form, request)
+    def watch(self, job_id: str) -> AbstractContextManager[asyncio.Future[None]]:
+        """Returns what is done when a job has ended; raises as `Waiters.watch`."""
+        return self.jobs.waiters.watch(job_id, self.principal)
 
-            async def pieces() -> AsyncIterator[bytes]:
-                data = first
-                while not data:
-                    yield http.HEARTBEAT  # the first one sends the head
-                    if not await _wait_while_authorized(identity, request, ending, HEARTBEAT_S):
-                        return
-                    if ending.done():
-                        try:
-                            last = await jobs.find(request_id, principal)
-                            if last.status == RUNNING:  # this gateway stops
-                                return
-                            data = _event_data(files, last, form, request)
-                        except FirstlineError:  # deleted, no store, or not in this form: a reconnecting client gets it
+    async def wait_for(self, job_id: str, wait_s: float) -> Job:
+        """Returns a job once it has ended, or after `wait_s`.
+
+        Raises:
+            UnauthorizedError: the caller is not accepted any more.
+            QueueFullError: too many callers wait.
+            FirstlineError: as `Jobs.find`.
+        """
+        with self.watch(job_id) as ending:
+            job = await self.find(job_id)
+            if job.status != RUNNING:
+                return job
+            if not await self.wait_while_authorized(ending, wait_s):
+                await authorize(self.identity, self.request, "infer")  # raises the reason
+        return await self.find(job_id)
+
+    async def wait_while_authorized(self, ending: asyncio.Future[None], within_s: float) -> bool:
+        """Waits for the end of a job; returns False if the caller has left or is not accepted any more.
+
+        It checks as often as revocations are read. A revoked caller stops waiting when its requests are refused.
+        """
+        until_s = asyncio.get_running_loop().time() + within_s
+        while not ending.done() and (left_s := until_s - asyncio.get_running_loop().time()) > 0:
+            await asyncio.wait([ending], timeout=min(self.identity.refresh_s, left_s))
+            if await self.request.is_disconnected() or not await is_still_authorized(self.identity, self.request):
+                return False
+        return True
+
+
+async def _own_jobs(jobs: JobsDep, identity: IdentityDep, request: Request, principal: Principal) -> _OwnJobs:
+    return _OwnJobs(jobs, identity, request, principal)
+
+
+OwnJobs = Annotated[_OwnJobs, Depends(_own_jobs)]
+router = APIRouter(
+    prefix="/firstline/v1/answers", tags=["answers"], dependencies=[Depends(scope("infer")), Depends(known_parameters)]
+)
+
+
+@router.get("/{request_id}", openapi_extra={"parameters": [*VIEW, _WAIT], "responses": {"200": BINARY_ANSWER}})
+async def fetch(own: OwnJobs, files: FilesDep, request: Request, request_id: str, form: Form = "short") -> Response:
+    """The answer of a job (gateway; 202 while it waits or runs) or of a promise (agent). Only for its caller."""
+    wait_s = _wait_s(request)
+    if not wait_s:
+        return response_of(_job_reply(files, await own.find(request_id), form, request))
+    job = await own.wait_for(request_id, wait_s)
+    reply = _job_reply(files, job, form, request)
+    reply.headers["Preference-Applied"] = f"wait={wait_s}"
+    return response_of(reply)
+
+
+@router.get(
+    "/{request_id}/events",
+    response_class=StreamingResponse,
+    openapi_extra={
+        "parameters": [*VIEW, _LAST_EVENT_ID],
+        "responses": {"200": {"content": {http.EVENT_STREAM_TYPE: TEXT}}, **NO_MORE_EVENTS},
+    },
+)
+async def follow(own: OwnJobs, files: FilesDep, request: Request, request_id: str, form: Form = "short") -> Response:
+    """The answer as server-sent events: a gateway sends one, an agent the present answer and then the final one."""
+    last_event = http.last_event_id(request.headers)
+    with ExitStack() as resources:
+        ending = resources.enter_context(own.watch(request_id))
+        job = await own.find(request_id)
+        if last_event == http.LAST_ID:
+            return Response(status_code=204)  # a browser's EventSource does not reconnect after it
+
+        first = b"" if job.status == RUNNING else _event_data(files, job, form, request)
+
+        async def pieces() -> AsyncIterator[bytes]:
+            data = first
+            while not data:
+                yield http.HEARTBEAT  # the first one sends the head
+                if not await own.wait_while_authorized(ending, HEARTBEAT_S):
+                    return
+                if ending.done():
+                    try:
+                        last = await own.find(request_id)
+                        if last.status == RUNNING:  # this gateway stops
                             return
-                yield http.event(http.LAST_ID, data)
+                        data = _event_data(files, last, form, request)
+                    except FirstlineError:  # deleted, no store, or not in this form: a reconnecting client gets it
+                        return
+            yield http.event(http.LAST_ID, data)
 
-            return _ResourceStream(pieces(), resources.pop_all())
-
-    @router.delete("/{request_id}")
-    async def forget(principal: Principal, request_id: str) -> Response:
-        """Delete a job and its answer; a job that waits is not run."""
-        await jobs.remove(request_id, principal)
-        return json_response({"request_id": request_id, "deleted": True})
-
-    return router
+        return _ResourceStream(pieces(), resources.pop_all())
 
 
-async def _wait_for(jobs: Jobs, identity: IdentityService, request: Request, job_id: str, *, wait_s: float) -> Job:
-    """Returns the caller's job once it has ended, or after `wait_s`.
-
-    Raises:
-        UnauthorizedError: the caller is not accepted any more.
-        QueueFullError: too many callers wait.
-        FirstlineError: as `Jobs.find`.
-    """
-    principal: str = request.state.principal
-    with jobs.waiters.watch(job_id, principal) as ending:
-        job = await jobs.find(job_id, principal)
-        if job.status != RUNNING:
-            return job
-        if not await _wait_while_authorized(identity, request, ending, wait_s):
-            await authorize(identity, request, "infer")  # raises the reason
-    return await jobs.find(job_id, principal)
-
-
-async def _wait_while_authorized(
-    identity: IdentityService, request: Request, ending: asyncio.Future[None], within_s: float
-) -> bool:
-    """Waits for the end of a job; returns False if the caller has left or is not accepted any more.
-
-    It checks as often as revocations are read, so that a revoked caller stops waiting when its requests are refused.
-    """
-    look_s = identity.refresh_s
-    until_s = asyncio.get_running_loop().time() + within_s
-    while not ending.done() and (left_s := until_s - asyncio.get_running_loop().time()) > 0:
-        await asyncio.wait([ending], timeout=min(look_s, left_s))
-        if await request.is_disconnected() or not await is_still_authorized(identity, request):
-            return False
-    return True
+@router.delete("/{request_id}")
+async def forget(jobs: JobsDep, principal: Principal, request_id: str) -> Response:
+    """Delete a job and its answer; a job that waits is not run."""
+    await jobs.remove(request_id, principal)
+    return json_response({"request_id": request_id, "deleted": True})
 
 
 class _ResourceStream(StreamingResponse):

@@ -11,12 +11,14 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 
 import msgspec
 from fastapi import Query, Request
+from fastapi.dependencies.models import Dependant
+from fastapi.routing import APIRoute
 from fastapi.utils import deep_dict_update
 from pydantic import AfterValidator, BeforeValidator
 from starlette.responses import Response
 
 from firstline_core.docstrings import text_and_entries
-from firstline_core.errors import ConflictError, RequestError
+from firstline_core.errors import ConflictError, RequestError, listed
 from firstline_core.protocol import http
 from firstline_core.protocol.http import Reply, json_reply
 from firstline_core.protocol.limits import Limits
@@ -58,6 +60,28 @@ async def body_of(request: Request, kind: type[_T], limits: Limits = BODY) -> _T
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         fault = fault_of(error, getattr(kind, "__struct_encode_fields__", ()))
         raise RequestError(f"The body is not valid: {fault}; GET /openapi.json has its schema.") from error
+
+
+async def known_parameters(request: Request) -> None:
+    """Refuses a parameter of the query that a route with parameters does not have.
+
+    In the lists of dependencies it comes after the one that authenticates, so that a stranger gets 401 and not 400.
+
+    Raises:
+        RequestError: names the similar one.
+    """
+    route: APIRoute = request.scope["route"]
+    described = (route.openapi_extra or {}).get("parameters", ())  # those that the route reads itself
+    accepted = _parameters(route.dependant).union(each["name"] for each in described if each["in"] == "query")
+    unknown = next((name for name in request.query_params if name not in accepted), "") if accepted else ""
+    if unknown:
+        raise RequestError(f"There is no parameter {shown(unknown)}{listed(unknown, sorted(accepted))}")
+
+
+def _parameters(route: Dependant) -> set[str]:
+    """Returns the parameters of the query that a route or what it depends on reads."""
+    own = {parameter.alias for parameter in route.query_params}
+    return own.union(*(_parameters(each) for each in route.dependencies))
 
 
 NEW: dict[int | str, dict[str, Any]] = {201: {"description": "It is new.", "content": {"application/json": {}}}}

@@ -65,7 +65,7 @@ def _check(arguments: argparse.Namespace) -> int:
     settings = settings_of(arguments)  # before the imports, as `_run`
     from firstline_core.errors import ModelLoadError, did_you_mean
     from firstline_core.telemetry import logs
-    from firstline_gateway.app import check_files, models_folder, runtime_options
+    from firstline_gateway.checks import check_files, models_folder, runtime_options
     from firstline_gateway.models.repository import check_size
 
     logs.configure("error", settings.log.format)

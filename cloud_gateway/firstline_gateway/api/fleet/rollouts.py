@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from fastapi import APIRouter, Depends, Query, Request
 from starlette.responses import Response
@@ -12,7 +11,7 @@ from firstline_core.errors import RequestError, listed
 from firstline_core.fleet import rollout_documents as wire
 from firstline_core.fleet.persons import Person
 from firstline_core.protocol.openapi import request_header
-from firstline_gateway.api.auth import Access, OnBehalf, Operator
+from firstline_gateway.api.auth import OnBehalf, Operator, scope
 from firstline_gateway.api.messages import (
     IF_MATCH,
     PAGE,
@@ -23,10 +22,12 @@ from firstline_gateway.api.messages import (
     RolloutId,
     answer,
     body_of,
+    known_parameters,
     schemas,
     tagged,
 )
 from firstline_gateway.api.persons import check_rollout, sees_rollout
+from firstline_gateway.api.services import RolloutsDep
 from firstline_gateway.rollouts.commands import Command
 from firstline_gateway.rollouts.rollout import Definition, DeviceState
 from firstline_gateway.rollouts.rollouts import Rollouts
@@ -38,102 +39,114 @@ _CREATE = schemas(wire.RolloutSummary, 201, takes=Definition, also=tagged(_IDEMP
 _LookPosition = Annotated[str, Query(pattern=r"^([0-9]{1,6}\.[0-9]{1,9})?$", description="A look, as `after` said.")]
 
 
-def rollout_routes(rollouts: Rollouts, access: Access) -> APIRouter:
-    """Returns the routes of rollouts."""
-    router = APIRouter(tags=["rollouts"], dependencies=[Depends(access.scope("fleet"))])
+class SeenRollouts(NamedTuple):
+    """The rollouts that the person of a request sees; without a person, all are seen."""
 
-    @router.get(wire.ROLLOUTS_PATH, openapi_extra=schemas(wire.RolloutPage))
-    async def list_rollouts(
-        *, person: OnBehalf, after: OptionalRolloutId = "", bundle: OptionalBundleName = "", limit: PageLimit = 100
-    ) -> Response:
-        """The rollouts, newest first; of one bundle, or of all."""
-        return answer(await _seen_page(rollouts, person, after, limit, bundle))
+    rollouts: Rollouts
+    person: Person | None
 
-    @router.post(wire.ROLLOUTS_PATH, status_code=201, openapi_extra=_CREATE)
-    async def create_rollout(request: Request, principal: Operator, person: OnBehalf) -> Response:
-        """Create a rollout, which is not started yet; with an Idempotency-Key only once."""
-        key = _idempotency_key(request)
-        definition = await body_of(request, Definition)
-        check_rollout(person, definition.selector)
-        rollout = await rollouts.create(definition, principal, key)
-        return answer(rollout, 201, etag=str(rollout.revision))
+    def sees(self, selector: str) -> bool:
+        """Returns whether the person sees the rollouts with a selector."""
+        return sees_rollout(self.person, selector)
 
-    @router.post(wire.PLAN_PATH, openapi_extra=schemas(wire.Plan, takes=Definition))
-    async def plan_rollout(
-        request: Request, person: OnBehalf, size_bytes: Annotated[int | None, Query(ge=0, le=2**53)] = None
-    ) -> Response:
-        """The plan of a rollout: devices, bytes, time, and detectable effects."""
-        definition = await body_of(request, Definition)
-        check_rollout(person, definition.selector)
-        return answer(await rollouts.plan(definition, size_bytes))
+    async def check(self, rollout_id: str) -> None:
+        """Checks that the person sees a stored rollout.
 
-    @router.get(_ONE, openapi_extra=schemas(wire.RolloutSummary, also=tagged()))
-    async def read_rollout(person: OnBehalf, rollout_id: RolloutId) -> Response:
-        """One rollout: its state, and the effect of commands on its devices."""
-        await check_own(rollouts, person, rollout_id)
-        rollout = await rollouts.get(rollout_id)
-        return answer(rollout, etag=str(rollout.revision))
+        Raises:
+            NotFoundError: the rollout is unknown.
+            ForbiddenError: it may select other devices than those of the person.
+        """
+        if self.person is not None and self.person.devices:
+            check_rollout(self.person, (await self.rollouts.get(rollout_id)).definition["selector"])
 
-    @router.get(_ONE + "/looks", openapi_extra=schemas(wire.LookList))
-    async def read_looks(
-        person: OnBehalf, rollout_id: RolloutId, after: _LookPosition = "", limit: PageLimit = 200
-    ) -> Response:
-        """The evaluations of a rollout, each with its verdict and numbers."""
-        await check_own(rollouts, person, rollout_id)
-        stage, _, look = after.partition(".")
-        behind = (int(stage), int(look)) if after else (-1, 0)
-        return answer(await rollouts.looks(rollout_id, behind, limit))
-
-    @router.get(_ONE + "/devices", openapi_extra=schemas(wire.RolloutDevices))
-    async def read_devices(
-        person: OnBehalf,
-        rollout_id: RolloutId,
-        state: DeviceState | None = None,
-        after: OptionalDeviceName = "",
-        limit: PageLimit = PAGE,
-    ) -> Response:
-        """The devices of a rollout by name, with the reasons of failures; in one state, or in all."""
-        await check_own(rollouts, person, rollout_id)
-        return answer(await rollouts.devices(rollout_id, state.value if state is not None else "", after, limit))
-
-    @router.post(_ONE + "/{command}", openapi_extra=schemas(wire.RolloutSummary, also=tagged(IF_MATCH)))
-    async def command_rollout(
-        request: Request, principal: Operator, person: OnBehalf, rollout_id: RolloutId, command: str
-    ) -> Response:
-        """approve, start, pause, resume, promote, abort, retry or rollback; with If-Match only if unchanged."""
-        if command not in set(Command):
-            raise RequestError(f"There is no command {command[:40]!a}{listed(command, Command)}")
-        await check_own(rollouts, person, rollout_id)
-        revision = _revision(request.headers.get("if-match"))
-        sees = partial(sees_rollout, person)
-        rollout = await rollouts.command(rollout_id, Command(command), principal, revision, sees)
-        return answer(rollout, etag=str(rollout.revision))
-
-    return router
+    async def page(self, after: str, limit: int, bundle: str) -> wire.RolloutPage:
+        """Returns the next page with a rollout that the person sees; an empty one if there is none."""
+        shown: tuple[wire.RolloutSummary, ...] = ()
+        following: str | None = after
+        while following is not None and not shown:
+            page = await self.rollouts.page(following, limit, bundle)
+            shown = tuple(one for one in page.rollouts if self.sees(one.definition["selector"]))
+            following = page.after
+        return wire.RolloutPage(shown, following)
 
 
-async def _seen_page(
-    rollouts: Rollouts, person: Person | None, after: str, limit: int, bundle: str
-) -> wire.RolloutPage:
-    """Returns the next page with a rollout that the person sees; an empty one if there is none."""
-    shown: tuple[wire.RolloutSummary, ...] = ()
-    following: str | None = after
-    while following is not None and not shown:
-        page = await rollouts.page(following, limit, bundle)
-        shown = tuple(one for one in page.rollouts if sees_rollout(person, one.definition["selector"]))
-        following = page.after
-    return wire.RolloutPage(shown, following)
+async def _seen_rollouts(rollouts: RolloutsDep, person: OnBehalf) -> SeenRollouts:
+    return SeenRollouts(rollouts, person)
 
 
-async def check_own(rollouts: Rollouts, person: Person | None, rollout_id: str) -> None:
-    """Checks that a person sees a stored rollout.
+Seen = Annotated[SeenRollouts, Depends(_seen_rollouts)]
+router = APIRouter(tags=["rollouts"], dependencies=[Depends(scope("fleet")), Depends(known_parameters)])
 
-    Raises:
-        NotFoundError: the rollout is unknown.
-        ForbiddenError: it may select other devices than those of the person.
-    """
-    if person is not None and person.devices:
-        check_rollout(person, (await rollouts.get(rollout_id)).definition["selector"])
+
+@router.get(wire.ROLLOUTS_PATH, openapi_extra=schemas(wire.RolloutPage))
+async def list_rollouts(
+    seen: Seen, after: OptionalRolloutId = "", bundle: OptionalBundleName = "", limit: PageLimit = 100
+) -> Response:
+    """The rollouts, newest first; of one bundle, or of all."""
+    return answer(await seen.page(after, limit, bundle))
+
+
+@router.post(wire.ROLLOUTS_PATH, status_code=201, openapi_extra=_CREATE)
+async def create_rollout(seen: Seen, request: Request, principal: Operator) -> Response:
+    """Create a rollout, which is not started yet; with an Idempotency-Key only once."""
+    key = _idempotency_key(request)
+    definition = await body_of(request, Definition)
+    check_rollout(seen.person, definition.selector)
+    rollout = await seen.rollouts.create(definition, principal, key)
+    return answer(rollout, 201, etag=str(rollout.revision))
+
+
+@router.post(wire.PLAN_PATH, openapi_extra=schemas(wire.Plan, takes=Definition))
+async def plan_rollout(
+    seen: Seen, request: Request, size_bytes: Annotated[int | None, Query(ge=0, le=2**53)] = None
+) -> Response:
+    """The plan of a rollout: devices, bytes, time, and detectable effects."""
+    definition = await body_of(request, Definition)
+    check_rollout(seen.person, definition.selector)
+    return answer(await seen.rollouts.plan(definition, size_bytes))
+
+
+@router.get(_ONE, openapi_extra=schemas(wire.RolloutSummary, also=tagged()))
+async def read_rollout(seen: Seen, rollout_id: RolloutId) -> Response:
+    """One rollout: its state, and the effect of commands on its devices."""
+    await seen.check(rollout_id)
+    rollout = await seen.rollouts.get(rollout_id)
+    return answer(rollout, etag=str(rollout.revision))
+
+
+@router.get(_ONE + "/looks", openapi_extra=schemas(wire.LookList))
+async def read_looks(seen: Seen, rollout_id: RolloutId, after: _LookPosition = "", limit: PageLimit = 200) -> Response:
+    """The evaluations of a rollout, each with its verdict and numbers."""
+    await seen.check(rollout_id)
+    stage, _, look = after.partition(".")
+    behind = (int(stage), int(look)) if after else (-1, 0)
+    return answer(await seen.rollouts.looks(rollout_id, behind, limit))
+
+
+@router.get(_ONE + "/devices", openapi_extra=schemas(wire.RolloutDevices))
+async def read_devices(
+    seen: Seen,
+    rollout_id: RolloutId,
+    state: DeviceState | None = None,
+    after: OptionalDeviceName = "",
+    limit: PageLimit = PAGE,
+) -> Response:
+    """The devices of a rollout by name, with the reasons of failures; in one state, or in all."""
+    await seen.check(rollout_id)
+    return answer(await seen.rollouts.devices(rollout_id, state.value if state is not None else "", after, limit))
+
+
+@router.post(_ONE + "/{command}", openapi_extra=schemas(wire.RolloutSummary, also=tagged(IF_MATCH)))
+async def command_rollout(
+    seen: Seen, request: Request, principal: Operator, rollout_id: RolloutId, command: str
+) -> Response:
+    """approve, start, pause, resume, promote, abort, retry or rollback; with If-Match only if unchanged."""
+    if command not in set(Command):
+        raise RequestError(f"There is no command {command[:40]!a}{listed(command, Command)}")
+    await seen.check(rollout_id)
+    revision = _revision(request.headers.get("if-match"))
+    rollout = await seen.rollouts.command(rollout_id, Command(command), principal, revision, seen.sees)
+    return answer(rollout, etag=str(rollout.revision))
 
 
 def _idempotency_key(request: Request) -> str | None:
