@@ -79,6 +79,9 @@ def test_signed_files_are_listed_including_an_older_bundle(device: Device, repos
     assert found["digits/2/manifest.json"].custom == {"bundle": "digits"}
     assert device.versions() == {"root": 1, "timestamp": 3, "snapshot": 3, "targets": 3}
     assert set(device.trust.verified_targets().signed.targets) == set(found)
+    repository.add("digits/3/manifest.json", b"third", bundle="digits")
+    repository.publish()
+    assert set(device.trust.verified_targets().signed.targets) == {*found, "digits/3/manifest.json"}
 
 
 def test_unchanged_metadata_is_neither_fetched_nor_written(device: Device, repository: SignedRepository) -> None:
