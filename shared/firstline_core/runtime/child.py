@@ -10,7 +10,8 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-_CHECK_S = 0.5
+CHECK_S = 0.5
+"""Time between two checks whether the process must end."""
 
 
 class ChildFailed(Exception):  # noqa: N818 (callers report it as a result)
@@ -51,13 +52,13 @@ def run_python(
         while True:
             left_s = until_s - time.monotonic()
             try:
-                output, errors = child.communicate(text, timeout=max(0.0, min(_CHECK_S, left_s)))
+                output, errors = child.communicate(text, timeout=max(0.0, min(CHECK_S, left_s)))
                 break
             except subprocess.TimeoutExpired:
                 text = None
             if reason := must_end():
                 raise Interrupted(reason)
-            if left_s <= _CHECK_S:
+            if left_s <= CHECK_S:
                 raise ChildFailed(f"It did not end within {limit_s:g} s.")
     except BaseException:
         with suppress(ProcessLookupError):  # its group, because a process that it started may hold its pipes

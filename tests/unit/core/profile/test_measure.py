@@ -20,6 +20,7 @@ from firstline_core.profile.files import profile_path, read_profile
 from firstline_core.profile.measure import Gate, Need, ProfileOptions, measure_profile, need, profile_keys
 from firstline_core.profile.meters import joules
 from firstline_core.profile.profile import POINTS, PointKey, Profile, RefusedPoint
+from firstline_core.runtime import child
 
 ONE = ProfileOptions(threads=(1,), batches=(1,), variants=("small",), total_s=0.05, joules_per_core_s=2.0)
 
@@ -160,6 +161,10 @@ class TestMeasuring:
 
 
 class TestProcess:
+    @pytest.fixture(autouse=True)
+    def ends_early(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(child, "CHECK_S", 0.02)
+
     @pytest.mark.parametrize(("ends", "points"), [(1, ["small"]), (3, [])])
     def test_an_interrupted_point_is_repeated_or_left_out(
         self, bundle: Bundle, tmp_path: Path, ends: int, points: list[str]
