@@ -395,7 +395,7 @@ def count_promises(path: Path) -> tuple[int, int]:
     """
     try:
         existing = f"{path.absolute().as_uri()}?mode=rw"  # here, because `pathlib` doubles the time of that process
-        looking = [sys.executable, "-I", "-c", _COUNT, existing, ITEM_BYTES]
+        looking = [sys.executable, "-I", "-S", "-c", _COUNT, existing, ITEM_BYTES]
         done = subprocess.run(looking, capture_output=True, timeout=_COUNT_TIMEOUT_S, check=True)  # noqa: S603 (ours)
         items, size_bytes = map(int, done.stdout.split())
     except (OSError, ValueError, subprocess.SubprocessError):
