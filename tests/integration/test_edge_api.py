@@ -152,6 +152,14 @@ async def test_large_input_without_a_link_gets_retry_after(tmp_path: Path) -> No
         assert int(reply.headers["Retry-After"]) >= 1
 
 
+async def test_each_field_of_the_status_is_described(alone: httpx.AsyncClient) -> None:
+    document = (await alone.get("/openapi.json")).json()
+    answer = document["paths"]["/firstline/v1/status"]["get"]["responses"]["200"]["content"]["application/json"]
+    described = answer["schema"]["properties"]
+    assert described.keys() == (await alone.get("/firstline/v1/status")).json().keys()
+    assert all(field["description"] for field in described.values())
+
+
 async def test_status_and_metrics(alone: httpx.AsyncClient, sure_and_unsure: tuple[bytes, bytes]) -> None:
     await infer(alone, digits_request(images(sure_and_unsure[0])))
     status = (await alone.get("/firstline/v1/status")).json()
