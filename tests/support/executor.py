@@ -49,7 +49,7 @@ def single_executor(executor: Executor, models: Iterable[ServedModel], *, clock:
     member = Member("", executor, sessions=0)
     for served in models:
         member.place(served, {})
-    return Dispatcher([member], clock=clock, is_named=False)
+    return Dispatcher([member], clock=clock)
 
 
 async def run_earliest(

@@ -55,7 +55,7 @@ def open_executors(settings: Settings, repository: Repository, options: RuntimeO
             )
         loads_own = loads_own or found.engine == "local"
         members += _open(settings, name if settings.executors else "", found, repository, options, load=load)
-    return Dispatcher(members, is_named=bool(settings.executors))
+    return Dispatcher(members)
 
 
 def _open(
@@ -102,9 +102,8 @@ def _open(
         case _:
             assert_never(found.engine)
     for served in models:
-        seconds = members[0].profiled(served)
         for member in members:
-            member.place(served, seconds)
+            member.place(served, member.profiled(served))
     return members
 
 

@@ -96,17 +96,15 @@ class Dispatcher:
     Args:
         members: of the pool, at least one.
         clock: for all durations and deadlines.
-        is_named: whether the settings name the executors; if not, they are not reported by name.
 
     Attributes:
         repeats: the repeats that are left.
         is_closing: whether no repeats start any more.
     """
 
-    def __init__(self, members: Sequence[Member], *, clock: Clock = SYSTEM_CLOCK, is_named: bool = True) -> None:
+    def __init__(self, members: Sequence[Member], *, clock: Clock = SYSTEM_CLOCK) -> None:
         self.members = tuple(members)
         self.clock = clock
-        self._is_named = is_named
         self._local = next((each for each in self.members if each.in_process is not None), None)
         self._listeners: list[Callable[[], None]] = []
         self._runs: set[FutureOutcomes] = set()
@@ -145,7 +143,7 @@ class Dispatcher:
 
     def report(self) -> ExecutionReport:
         """Returns the counts of all executors and servers, and the state of each executor by its name."""
-        return execution_report(self.members, self._repeated, self.clock.monotonic_s(), is_named=self._is_named)
+        return execution_report(self.members, self._repeated, self.clock.monotonic_s())
 
     # Batches.
 
@@ -316,9 +314,8 @@ class Dispatcher:
                     continue
             else:
                 taken = taken or member is self._local
-            seconds = await asyncio.to_thread(member.profiled, mine)
             await member.executor.put(mine)
-            member.place(mine, seconds)
+            member.place(mine, member.profiled(mine))
         if served.loaded is not None and not taken:
             served.loaded.close()
 

@@ -347,7 +347,7 @@ class Member:
     Args:
         name: of the executor in the settings.
         executor: runs the batches.
-        profiled: returns the profiled seconds of a model's batches there, by their rows; reads files.
+        profiled: returns the profiled seconds of a model's batches there, by their rows.
         sessions: batches that really run at the same moment there; 0 if that is unknown.
         takes: whether a model, by name, may run there at all.
         load: loads a model into this process for it; None if its models are remote, or are loaded for it.

@@ -11,16 +11,13 @@ from firstline_gateway.executors.base import ExecutionReport, ExecutorReport, Mo
 from firstline_gateway.executors.dispatch.member import Member
 
 
-def execution_report(
-    members: Sequence[Member], repeated: Mapping[str, int], now_s: float, *, is_named: bool
-) -> ExecutionReport:
+def execution_report(members: Sequence[Member], repeated: Mapping[str, int], now_s: float) -> ExecutionReport:
     """Returns the counts of all executors and servers, and the state of each executor by its name.
 
     Args:
-        members: the executors.
+        members: the executors; the states of those that the settings do not name are left out.
         repeated: batches that ran once more, by the reason; see `ExecutionReport.repeats`.
         now_s: the present.
-        is_named: whether the settings name the executors; if not, their states are left out.
     """
     overhead: defaultdict[ModelKey, OverheadTimes] = defaultdict(OverheadTimes)
     up: dict[tuple[str, ...], float] = {}
@@ -37,7 +34,7 @@ def execution_report(
             batches.update({(member.url, outcome): count for outcome, count in member.outcomes.items()})
             repeats.update({("hedge",): 0, ("retry",): 0})
     repeats.update({(why,): count for why, count in repeated.items()})
-    names = dict.fromkeys([member.name for member in members]) if is_named else ()
+    names = dict.fromkeys([member.name for member in members if member.name])
     executors = [_executor(name, [each for each in members if each.name == name], now_s) for name in names]
     return ExecutionReport(up, batches, repeats, overhead, tuple(executors))
 

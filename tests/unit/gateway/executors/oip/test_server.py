@@ -54,7 +54,7 @@ class Site:
         members = open_servers(group, transports, partial(Member, name), sessions=0)
         for member in members:
             member.place(SERVED, {})
-        self.pool = Dispatcher(members, clock=self.clock, is_named=bool(name))
+        self.pool = Dispatcher(members, clock=self.clock)
 
     async def until(self, awaited: Awaitable[T], step_s: float = 0.001) -> T:
         return await result_of(awaited, self.clock, step_s)
