@@ -560,7 +560,10 @@ async def test_an_arrival_is_signalled_after_the_commit(outbox: Outbox) -> None:
 # Announcements
 
 
-def test_files_are_private(path: Path) -> None:
+@pytest.mark.parametrize("damage", [b"", b"this is no database at all" * 100])
+def test_files_are_private(path: Path, damage: bytes) -> None:
+    Outbox(path).close()
+    overwrite(path, 0, damage)
     outbox = Outbox(path)
     try:
         assert path.parent.stat().st_mode & 0o777 == 0o700
