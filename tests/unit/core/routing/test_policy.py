@@ -7,6 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from firstline_core.errors import ConfigError, RequestError
+from firstline_core.routing.certificate import Certificate, Contract
 from firstline_core.routing.policy import (
     KINDS,
     Logistic,
@@ -14,6 +15,7 @@ from firstline_core.routing.policy import (
     RowEvidence,
     TierDecision,
     before,
+    covered,
     make_policy,
     parameters_of,
     value_of,
@@ -22,9 +24,15 @@ from firstline_core.types import PROBABILITIES, Privacy, Reason, Route, Tier
 
 
 def evidence(
-    route: Route = Route.AUTO, privacy: Privacy = Privacy.ANY, *, holds_model: bool = True, size_bytes: int = 10
+    route: Route = Route.AUTO,
+    privacy: Privacy = Privacy.ANY,
+    *,
+    holds_model: bool = True,
+    size_bytes: int = 10,
+    partial: bool = False,
 ) -> dict[str, Any]:
-    return {"route": route, "privacy": privacy, "holds_model": holds_model, "size_bytes": size_bytes, "limit_bytes": 10}
+    request = {"route": route, "privacy": privacy, "size_bytes": size_bytes, "partial": partial}
+    return request | {"holds_model": holds_model, "limit_bytes": 10}
 
 
 @pytest.mark.parametrize(
@@ -37,6 +45,8 @@ def evidence(
         (evidence(Route.EDGE), TierDecision(Tier.EDGE, Reason.REQUESTED)),
         (evidence(Route.AUTO, Privacy.LOCAL_ONLY), TierDecision(Tier.EDGE, Reason.LOCAL_ONLY)),
         (evidence(Route.EDGE, Privacy.LOCAL_ONLY), TierDecision(Tier.EDGE, Reason.LOCAL_ONLY)),
+        (evidence(partial=True), TierDecision(Tier.EDGE, Reason.PARTIAL_INPUTS)),
+        (evidence(Route.EDGE, partial=True), TierDecision(Tier.EDGE, Reason.REQUESTED)),
     ],
 )
 def test_before(arguments: dict[str, Any], expected: TierDecision | None) -> None:
@@ -50,6 +60,8 @@ def test_before(arguments: dict[str, Any], expected: TierDecision | None) -> Non
         (evidence(Route.EDGE, holds_model=False), "route=edge, but this device holds no edge variant"),
         (evidence(privacy=Privacy.LOCAL_ONLY, size_bytes=11), "privacy=local_only, but its payload"),
         (evidence(Route.CLOUD, Privacy.LOCAL_ONLY), "privacy=local_only and route=cloud exclude each other"),
+        (evidence(Route.CLOUD, partial=True), "only the inputs of this device's model, and route=cloud asks"),
+        (evidence(size_bytes=11, partial=True), "and its payload is over this device's limit of 10 asks"),
     ],
 )
 def test_a_request_that_no_tier_may_answer_is_refused(arguments: dict[str, Any], message: str) -> None:
@@ -83,6 +95,52 @@ class TestValue:
         policy = make_policy("value", least_value=0.2)
         assert policy.decide(seen(0.1, value=0.19), PolicyState()) == KEPT
         assert policy.decide(seen(0.9, value=0.2), PolicyState()).tier is Tier.CLOUD
+
+
+CERTIFICATE = Certificate(
+    contract="disagreement",
+    epsilon=0.05,
+    delta=0.05,
+    threshold=0.8,
+    n=1000,
+    kept=0.5,
+    risk_upper=0.04,
+    edge_digest="a" * 64,
+    full_digest="b" * 64,
+    score_digest="c" * 64,
+)
+
+
+@pytest.mark.parametrize(
+    ("contract", "threshold", "expected"),
+    [
+        ("disagreement", 0.79, False),
+        ("disagreement", 0.8, True),
+        ("disagreement", 0.81, True),
+        ("stream", 0.79, False),
+        ("stream", 0.8, True),
+        ("stream", 0.81, False),  # a stricter threshold may lose rows that the edge answers better
+    ],
+)
+def test_a_certificate_covers_answers_at_its_threshold(contract: Contract, threshold: float, expected: bool) -> None:
+    certificate = replace(CERTIFICATE, contract=contract)
+    assert covered(KEPT, threshold, certificate) is expected
+    assert not covered(KEPT, threshold, None)
+    assert not covered(TierDecision(Tier.EDGE, Reason.BUDGET), threshold, certificate)
+
+
+def test_a_score_at_the_threshold_is_accepted() -> None:
+    for kind in ("certified", "threshold"):
+        assert make_policy(kind).decide(seen(0.8), PolicyState()) == KEPT
+        assert make_policy(kind).decide(seen(math.nextafter(0.8, 0.0)), PolicyState()) == ESCALATED
+    worthless = seen(0.8, value=0.0, certified=True)
+    assert make_policy("value", least_value=0.1).decide(worthless, PolicyState()) == KEPT
+
+
+def test_no_certificate_covers_what_its_policy_does_not_keep() -> None:
+    assert make_policy("certified").uncertified("stream") == make_policy("value").uncertified("disagreement") == ""
+    assert "needs policy.kind = certified" in make_policy("value").uncertified("stream")
+    assert "which no certificate covers" in make_policy("threshold").uncertified()
 
 
 def test_threshold_takes_the_number_given_or_the_bundles_own() -> None:
