@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 
-from firstline.workbench import evaluate, evidence, row_checks
+from firstline.workbench import evaluate, evidence, row_checks, sequences
 from firstline.workbench.data.dataset import Dataset
 from firstline.workbench.evaluate import Measured
 from firstline_core.bundle.store import Bundle
 
 _DIGITS = Path(__file__).parents[3] / "models" / "digits"
+_BUNDLE = _DIGITS / "bundle"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -29,6 +30,7 @@ def _digits_run_once(request: pytest.FixtureRequest) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         if request.path.name != "test_row_checks.py":
             patch.setattr(evidence, "measure", _Remembered(evaluate.measure))
+            patch.setattr(evidence, "find_sequences", _Remembered(sequences.find_sequences))
             patch.setattr(row_checks, "require_independent_rows", _Remembered(row_checks.require_independent_rows))
         yield
 
@@ -50,18 +52,20 @@ class _Remembered:
         self._run = run
         self._known: list[tuple[Any, Any]] = []
 
-    def __call__(self, bundle: Bundle, *more: Any, **named: Any) -> Any:
-        dataset = next((each for each in more if isinstance(each, Dataset)), None)
-        are_digits = bundle.path == _DIGITS / "bundle" and dataset is not None and dataset.path.parent == _DIGITS
-        if self.is_off or dataset is None or not are_digits:
-            return self._run(bundle, *more, **named)
-        more_given = [each for each in more if each is not dataset]
+    def __call__(self, *given: Any, **named: Any) -> Any:
+        bundles = [each for each in given if isinstance(each, Bundle)]
+        dataset = next((each for each in given if isinstance(each, Dataset)), None)
+        are_digits = dataset is not None and dataset.path.parent == _DIGITS
+        if self.is_off or dataset is None or not are_digits or any(each.path != _BUNDLE for each in bundles):
+            return self._run(*given, **named)
+        others = [each for each in given if not isinstance(each, Bundle | Dataset)]
         options = {name: each for name, each in named.items() if not callable(each)}  # without reports of progress
-        arguments = (bundle.manifest, more_given, dataset.path, dataset.samples, dataset.label_column, options)
+        manifests = [each.manifest for each in bundles]
+        arguments = (manifests, others, dataset.path, dataset.samples, dataset.label_column, options)
         for remembered, found in self._known:
             if remembered == arguments:
                 return found
-        found = self._run(bundle, *more, **named)
+        found = self._run(*given, **named)
         _protect(found)
         self._known.append((arguments, found))
         return found
