@@ -129,9 +129,10 @@ def test_an_operators_authority_is_imported(config: str, capsys: pytest.CaptureF
     assert "There is an authority" in capsys.readouterr().err
 
 
-def test_a_health_check_loads_neither_a_database_nor_cryptography() -> None:
+def test_neither_a_health_check_nor_a_wrong_setting_loads_the_gateway() -> None:
     code = (
         "import sys; from firstline_gateway.__main__ import main; main(['status', 'http://127.0.0.1:9']); "
+        "main(['check', '--config', 'missing']); main(['run', '--config', 'missing']); "
         "print(sorted({'sqlalchemy', 'cryptography', 'alembic', 'onnxruntime'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
