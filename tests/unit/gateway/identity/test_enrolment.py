@@ -13,6 +13,7 @@ from support.databases import OpenStore, sqlite_store
 
 from firstline_core.clock import SimulatedClock
 from firstline_core.units import DAY_S
+from firstline_gateway.audit_log import ENTRIES
 from firstline_gateway.identity import enrolment, keys
 from firstline_gateway.identity.authorities import open_authorities
 from firstline_gateway.identity.credentials import KnownCredentials, read_changes
@@ -106,6 +107,20 @@ def test_a_replaced_or_revoked_invitation_admits_no_device(database: Database, i
         assert not enrolment.revoke(on, "a", "ops", NOW_S)
     assert redeemed(database, second, issue) is None
     assert redeemed(database, invited(database, "a", "third"), issue) is not None
+
+
+def test_each_change_of_a_device_is_in_the_audit_log(database: Database, issue: Callable[[str], Issued]) -> None:
+    redeemed(database, invited(database, "a", "secret"), issue)
+    with database.begin() as on:
+        assert enrolment.revoke(on, "a", "application:ben", NOW_S)
+        assert not enrolment.revoke(on, "b", "application:ben", NOW_S)
+    columns = (ENTRIES.c.actor, ENTRIES.c.action, ENTRIES.c.subject)
+    with database.reading() as on:
+        assert [tuple(row) for row in on.execute(select(*columns).order_by(ENTRIES.c.number))] == [
+            ("application:anna", "device.invite", "device:a"),
+            ("device:a", "device.enrol", "device:a"),
+            ("application:ben", "device.revoke", "device:a"),
+        ]
 
 
 def test_secrets_are_not_stored(database: Database) -> None:

@@ -31,7 +31,7 @@ from firstline_core.errors import IntegrityError, SelfTestError
 from firstline_core.processing.steps import BoxRows, InputSpec, Softmax, Suppress
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.types import PROBABILITIES
-from firstline_edge.fleet.updates.trial import self_test
+from firstline_edge.fleet.updates.trial import AgentServing, self_test
 from firstline_edge.models.loading import load_bundle
 from firstline_edge.models.models import DeviceModel
 from firstline_edge.models.workers import Workers
@@ -73,6 +73,12 @@ def test_damaged_golden_inputs_fail(tmp_path: Path, workers: Workers) -> None:
         self_test(held_with(tmp_path / "a", workers, (0.5, 0.5), (2, 2)), None)
     with pytest.raises(IntegrityError):
         self_test(held_with(tmp_path / "b", workers, (0.5, 0.5), (3,)), None)
+
+
+async def test_a_bundle_answers_only_under_its_own_name(tmp_path: Path, workers: Workers) -> None:
+    serving = AgentServing(reloading=Stub(), answered=Stub(), read_hardware=Stub())
+    with pytest.raises(IntegrityError, match="What is to answer as other calls itself"):
+        await serving.replace("other", held_with(tmp_path / "a", workers, (0.5, 0.5)))
 
 
 def test_a_much_slower_model_fails(tmp_path: Path, workers: Workers) -> None:
