@@ -6,6 +6,7 @@ Certificates use them: given the number of accepted answers, the errors among th
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from functools import lru_cache
 
 import numpy as np
@@ -14,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 Floats = NDArray[np.float64]
 
 _NEGLIGIBLE = 1e-17
-_BLOCK = 64  # terms, or numbers of trials, at a time
+_BLOCK = 64  # terms at a time
 _LOG_2PI = math.log(2 * math.pi)
 _MOST_TRIALS = 2**62 - 1
 
@@ -50,13 +51,15 @@ def rows_needed(errors: int, rate: float, level: float) -> int:
 
     Without errors that is ln(1/level) / ln(1/(1 - rate)): 299 for 1 % at 95 %. At most 2**62 - 1.
     """
-    too_few, enough = errors, _MOST_TRIALS
-    while enough - too_few > 1:
-        apart = np.geomspace(too_few + 1, enough - 1, _BLOCK).astype(np.int64)
-        trials = np.unique(np.clip(apart, too_few + 1, enough - 1))  # whole numbers above 2**53 are rounded
-        failed = int(np.count_nonzero(cdf(errors, trials, rate) > level))
-        too_few, enough = [too_few, *trials.tolist(), enough][failed : failed + 2]
-    return enough
+
+    def are_enough(trials: int) -> bool:
+        return bool(cdf(errors, trials, rate) <= level)
+
+    most = errors + 1
+    while most < _MOST_TRIALS and not are_enough(most):
+        most *= 2
+    between = range(most // 2, most)
+    return min(between.start + bisect_left(between, True, key=are_enough), _MOST_TRIALS)
 
 
 def _lower_tail(k: Floats, n: Floats, rate: Floats) -> Floats:
