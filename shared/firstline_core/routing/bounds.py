@@ -18,12 +18,10 @@ from firstline_core.routing.binomial import cdf
 Floats = NDArray[np.float64]
 
 _TINY = 1e-300
-AT_ONCE = 31
-"""Number of means to test together by binomial tails, which take about as long as one."""
 _LARGEST_BET = 0.75  # of the bet that could lose everything
 
 
-def hoeffding_bentkus(total: ArrayLike, rows: ArrayLike, mean: float | Floats) -> Floats:
+def hoeffding_bentkus(total: ArrayLike, rows: ArrayLike, mean: float) -> Floats:
     """Returns p-values of "the true mean loss is above `mean`" from the sum of the losses, elementwise.
 
     The smaller of Hoeffding's relative-entropy bound and e times the binomial tail (Bentkus 2004), as Bates et al.
@@ -43,7 +41,7 @@ def hoeffding_bentkus(total: ArrayLike, rows: ArrayLike, mean: float | Floats) -
     return p_values
 
 
-def betting(losses: Floats, mean: float | Floats) -> float:
+def betting(losses: Floats, mean: float) -> float:
     """Returns the p-value of "the true mean loss is above `mean`" from the wealth of a player who bets against it.
 
     The player bets that each loss is below `mean`, which multiplies the wealth by 1 + bet * (mean - loss) / (1 - mean).
@@ -78,19 +76,20 @@ def rows_needed_by_betting(loss: float, mean: float, level: float) -> int:
     return math.ceil(-math.log(level) / math.log1p(_LARGEST_BET * (mean - loss) / (1 - mean)))
 
 
-def upper_bound(p_value: Callable[[Floats], ArrayLike], level: float, *, at_once: int = 1) -> float:
+def upper_bound(p_value: Callable[[float], float], level: float) -> float:
     """Returns the smallest mean that is shown at `level`; the true mean lies above it with probability at most `level`.
 
     Args:
-        p_value: of "the true mean is above this", for each of several means.
+        p_value: of "the true mean is above this".
         level: above 0 and below 1.
-        at_once: number of means to test together; the search takes fewer steps if it is larger.
     """
     low, high = 0.0, 1.0
     while high - low > 1e-10 * high:
-        means = np.linspace(low, high, at_once + 2)
-        not_shown = np.count_nonzero(np.asarray(p_value(means[1:-1])) > level)
-        low, high = means[not_shown : not_shown + 2].tolist()
+        middle = (low + high) / 2
+        if p_value(middle) > level:
+            low = middle
+        else:
+            high = middle
     return high
 
 
@@ -100,4 +99,4 @@ def clopper_pearson(errors: int, trials: int, level: float) -> float:
     Clopper and Pearson 1934, "The Use of Confidence or Fiducial Limits". The true rate lies above the bound with
     probability at most `level`. Without errors it is 1 - level ** (1 / trials).
     """
-    return upper_bound(lambda rates: cdf(errors, trials, rates), level, at_once=AT_ONCE)
+    return upper_bound(lambda rate: float(cdf(errors, trials, rate)), level)

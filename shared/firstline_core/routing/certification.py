@@ -375,9 +375,7 @@ class RiskTests:
         if self._exact:
             risk = bounds.clopper_pearson(round(errors), kept, level)
         elif not self._by_betting:
-            risk = bounds.upper_bound(
-                lambda means: bounds.hoeffding_bentkus(errors, kept, means), level, at_once=bounds.AT_ONCE
-            )
+            risk = bounds.upper_bound(lambda mean: float(bounds.hoeffding_bentkus(errors, kept, mean)), level)
         else:
             risk = bounds.upper_bound(lambda mean: bounds.betting(self._kept_losses(kept), mean), level)
         return min(risk, self.epsilon)

@@ -19,7 +19,7 @@ from firstline_core.routing.bounds import (
 
 
 def _from_sum(losses: Any, mean: float) -> float:
-    return hoeffding_bentkus(losses.sum(), len(losses), mean).item()
+    return float(hoeffding_bentkus(losses.sum(), len(losses), mean))
 
 
 P_VALUES: Any = [betting, _from_sum]
@@ -140,15 +140,14 @@ def test_no_trials_have_an_upper_bound_of_one() -> None:
     assert clopper_pearson(0, 0, 0.05) == clopper_pearson(7, 7, 0.05) == 1
 
 
-@pytest.mark.parametrize(("at_once", "most"), [(1, 100), (31, 20)])
 @pytest.mark.parametrize("level", [1e-300, 1e-12, 0.05, 0.5, 1 - 1e-12])
 @pytest.mark.parametrize("mean", [1e-9, 0.25, 1 - 1e-9])
-def test_a_p_value_with_a_step_is_bounded_quickly(mean: float, level: float, at_once: int, most: int) -> None:
+def test_a_p_value_with_a_step_is_bounded_quickly(mean: float, level: float) -> None:
     tested = []
 
-    def p_value(means: Any) -> Any:
-        tested.append(means)
-        return np.where(means >= mean, 0.0, 1.0)
+    def p_value(at: float) -> float:
+        tested.append(at)
+        return 0.0 if at >= mean else 1.0
 
-    assert upper_bound(p_value, level, at_once=at_once) == pytest.approx(mean, rel=1e-9)
-    assert len(tested) < most
+    assert upper_bound(p_value, level) == pytest.approx(mean, rel=1e-9)
+    assert len(tested) < 100
