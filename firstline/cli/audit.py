@@ -12,8 +12,8 @@ from firstline.cli.command import Report, command, command_group
 from firstline.cli.options import GatewayOptions
 from firstline.cli.output import date, table
 from firstline_core.errors import ConfigError
-from firstline_core.storage.files import naming, read_limited
-from firstline_core.storage.structs import fault_of
+from firstline_core.storage.files import naming
+from firstline_core.storage.structs import read_json_file
 from firstline_core.telemetry.wording import counted
 
 if TYPE_CHECKING:  # `command` imports these before a command of this module runs
@@ -120,12 +120,5 @@ def _of_export(file: Path, saved: Head | None, public_key: str) -> Report:
 
 
 def _read(file: Path) -> Head:
-    with naming(file):
-        content = read_limited(file, _HEAD_BYTES)
-    try:
-        return msgspec.json.decode(content, type=Head)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"{file} is not the head of an audit log ({fault_of(error)}); name the file that `firstline audit export` "
-            "wrote next to the export."
-        ) from error
+    advice = "; name the file that `firstline audit export` wrote next to the export"
+    return read_json_file(file, Head, _HEAD_BYTES, "is not the head of an audit log", advice)

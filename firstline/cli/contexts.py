@@ -93,7 +93,7 @@ def read_contexts() -> Contexts:
         return msgspec.json.decode(read_limited(file, _LIMIT_BYTES), type=Contexts)
     except FileNotFoundError:
         return Contexts()
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, ValueError) as error:
+    except (OSError, msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise ConfigError(f"{file} cannot be read: {fault_of(error)}; correct or delete it.") from error
 
 

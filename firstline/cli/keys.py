@@ -14,8 +14,7 @@ from firstline.cli.command import EXIT_FAILED, Report, command, command_group
 from firstline.cli.options import GatewayOptions, KeysFolder, RootKeys, SigningKeys
 from firstline.cli.output import date, table, warn
 from firstline_core.errors import ConfigError
-from firstline_core.storage.files import naming, read_limited
-from firstline_core.storage.structs import fault_of
+from firstline_core.storage.structs import read_json_file
 from firstline_core.telemetry.wording import counted
 
 if TYPE_CHECKING:  # `command` imports these before a command of this module runs
@@ -273,11 +272,5 @@ def _published(
 
 
 def _online_key(file: Path) -> OnlineKey:
-    with naming(file):
-        content = read_limited(file, _KEY_BYTES)
-    try:
-        return msgspec.json.decode(content, type=OnlineKey)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"{file} holds no gateway's online key: {fault_of(error)}; fetch it from GET /fleet/v1/registry/online-key."
-        ) from error
+    advice = "; fetch it from GET /fleet/v1/registry/online-key"
+    return read_json_file(file, OnlineKey, _KEY_BYTES, "holds no gateway's online key", advice)

@@ -88,7 +88,7 @@ def verify_export(file: Path, head: Head, saved: Head | None = None) -> tuple[in
     """
     try:
         entries = _read(file.read_bytes())
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, csv.Error, KeyError, AttributeError) as error:
+    except (OSError, msgspec.MsgspecError, ValueError, RecursionError, csv.Error, KeyError, AttributeError) as error:
         raise ConfigError(
             f"{file} holds no export of an audit log: {fault_of(error)}; name the output of `firstline audit export`."
         ) from error

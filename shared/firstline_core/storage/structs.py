@@ -14,12 +14,21 @@ from msgspec import Struct
 from firstline_core.errors import (
     NAME_CHARACTERS,
     NAME_RULE,
+    ConfigError,
     FirstlineError,
     IntegrityError,
     ProtocolError,
     similar_name,
 )
-from firstline_core.storage.files import make_folder, read_checked, system_reason, with_checksum, write_whole
+from firstline_core.storage.files import (
+    make_folder,
+    naming,
+    read_checked,
+    read_limited,
+    system_reason,
+    with_checksum,
+    write_whole,
+)
 
 S = TypeVar("S", bound=Struct)
 
@@ -122,6 +131,17 @@ def read_json_document(
     if len(content) > limit_bytes:
         raise ProtocolError(f"{where} has {len(content)} bytes; at most {limit_bytes} are read.")
     return _decoded(content, kind, where, fault=fault, refusal=ProtocolError, advice=advice)
+
+
+def read_json_file(path: Path, kind: type[S], limit_bytes: int, fault: str, advice: str) -> S:
+    """Decodes the struct in a JSON file that a person named; see `read_json_document`.
+
+    Raises:
+        ConfigError: the file cannot be read, is too long, or has other content.
+    """
+    with naming(path):
+        content = read_limited(path, limit_bytes)
+    return _decoded(content, kind, str(path), fault=fault, refusal=ConfigError, advice=advice)
 
 
 def _decoded(

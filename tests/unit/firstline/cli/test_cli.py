@@ -7,6 +7,7 @@ import pytest
 from support.cli import in_one_line, json_of, run
 from support.sample_bundles import detector_bundle
 
+from firstline.fleet.audit_export import head_of
 from firstline_core.bundle.store import open_bundle
 
 _DIGITS = Path(__file__).parents[4] / "models/digits"
@@ -147,3 +148,11 @@ def test_command_runs_as_a_process() -> None:
     )
     assert (wrong.returncode, wrong.stdout) == (2, "")
     assert wrong.stderr.splitlines() == ["/nowhere is not a bundle: there is no such folder; check the path."]
+
+
+def test_deeply_nested_heads_and_keys_are_refused(tmp_path: Path) -> None:
+    (export := tmp_path / "log.jsonl").touch()
+    (nested := head_of(export)).write_text('{"x": ' + "[" * 60_000)
+    assert "is not the head of an audit log" in in_one_line(run("audit", "verify", "--file", export, code=2).stderr)
+    keys = ("--keys", tmp_path / "keys", "--online-key", nested)
+    assert "holds no gateway's online key" in in_one_line(run("keys", "init", *keys, code=2).stderr)

@@ -60,6 +60,12 @@ def test_a_context_that_cannot_work_is_refused() -> None:
     assert "Name the gateway of the context copy" in run("create", "copy", code=2).stderr
 
 
+def test_a_file_that_nests_deeply_is_refused() -> None:
+    contexts_file().parent.mkdir(parents=True)
+    contexts_file().write_text('{"x": ' + "[" * 60_000)
+    assert "correct or delete it" in in_one_line(run("list", code=2).stderr)
+
+
 def test_a_user_without_an_account_has_no_contexts(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("XDG_CONFIG_HOME", "HOME"):
         monkeypatch.delenv(name)

@@ -100,7 +100,7 @@ def test_a_csv_file_has_no_formulas(text: str, tmp_path: Path) -> None:
 
 def test_another_file_is_no_export(tmp_path: Path) -> None:
     file = tmp_path / "log.csv"
-    for content in (b"a,b\n1,2\n", b"{}\n", b"\xff\xfe"):
+    for content in (b"a,b\n1,2\n", b"{}\n", b"\xff\xfe", b'{"x": ' + b"[" * 60_000):
         file.write_bytes(content)
         with pytest.raises(ConfigError, match="holds no export"):
             verify_export(file, head(log()))
