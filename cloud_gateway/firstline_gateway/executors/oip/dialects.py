@@ -8,7 +8,7 @@ model's own inputs; the bundle's processing is done here.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from threading import Lock
 from urllib.parse import quote
 
@@ -230,8 +230,6 @@ class V2Model(RemoteModel):
             return "This model has no axis of rows, which the protocol of servers needs; run it on the gateway itself."
         try:
             inputs, outputs = (_specs(metadata.body, key) for key in ("inputs", "outputs"))
-            if any(entry["shape"][0] == 1 for entry in json_object(metadata.body)["inputs"]):
-                self.batch = 1  # the rows of one request travel one by one, also to the other servers
             with self._loading:  # several servers may be asked for the first time at once
                 if self.loaded is None:
                     bundle = Bundle(self._served.path, self._served.manifest)
@@ -242,6 +240,8 @@ class V2Model(RemoteModel):
         expected = self.loaded.runtime
         if (expected.inputs, expected.outputs) != (inputs, outputs):
             return "It takes or gives something else than it does on another server."
+        if any(int(entry["shape"][0]) == 1 for entry in json_object(metadata.body)["inputs"]):
+            self.batch = 1  # the rows of one request travel one by one, also to the other servers
         return ""
 
     def prepare(self, inputs: Arrays) -> Arrays:
@@ -347,7 +347,9 @@ def _datatype(found: object) -> str:
     return str(found)
 
 
-def _shape(found: Iterable[int]) -> tuple[int, ...]:
+def _shape(found: object) -> tuple[int, ...]:
+    if not isinstance(found, list):
+        raise TypeError(f"shape {shown(found)}")
     sizes = tuple(map(int, found))
     return (-1, *sizes[1:]) if sizes else ()
 

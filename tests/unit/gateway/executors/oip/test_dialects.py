@@ -221,6 +221,7 @@ def named(part: str, **changes: Any) -> dict[str, Any]:
         (questions({"error": "x"}), "no 'inputs' as V2 describes them"),
         (questions(named("inputs", datatype="FP8")), "FP8"),
         (questions(named("inputs", shape=[])), "a tensor without an axis of rows"),
+        (questions(named("inputs", shape={"1": 8})), "no 'inputs' as V2 describes them"),
         (questions(config={"parameters": {"sha256": {"string_value": "f" * 64}}}), "built from the file 'ffff"),
         (questions() | {INFER: HttpReply(404, {}, b'{"error": "unknown model"}')}, "unknown model"),
     ],
@@ -241,13 +242,15 @@ def test_a_server_may_declare_an_output_without_a_shape(served: ServedModel) -> 
 
 def test_all_servers_must_take_and_give_the_same(served: ServedModel) -> None:
     model = made(served)
-    assert "than it does on another server" in model.check(questions(named("inputs", name="image")))
-    assert model.check(questions()) == ""
+    other = named("inputs", name="image", shape=[1, 8, 8, 1])
+    assert "than it does on another server" in model.check(questions(other))
+    assert model.check(questions()) == "" and model.batch is None
 
 
+@pytest.mark.parametrize("rows", [1, "1"])  # protobuf's JSON has 64-bit numbers as texts
 @pytest.mark.parametrize("part", ["inputs", "outputs"])
-def test_one_of_several_servers_may_fix_its_rows(served: ServedModel, part: str) -> None:
-    fixed, model = questions(named(part, shape=[1, *METADATA[part][0]["shape"][1:]])), made(served)
+def test_one_of_several_servers_may_fix_its_rows(served: ServedModel, part: str, rows: object) -> None:
+    fixed, model = questions(named(part, shape=[rows, *METADATA[part][0]["shape"][1:]])), made(served)
     assert model.check(fixed) == "" and model.check(questions()) == ""
     assert model.batch == (1 if part == "inputs" else None)
 
