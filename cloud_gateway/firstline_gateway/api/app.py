@@ -52,7 +52,6 @@ _ROUTERS = (
     rollouts.router,
     audit_log.router,
     audit_log.sign_in_router,
-    audit_log.export_router,
     profiles.router,
     profiles.own_router,
 )
@@ -74,7 +73,7 @@ def create_app(services: Services) -> FastAPI:
         openapi_url=None,
     )
     app.state.services = services
-    app.state.denied_s = {}  # what persons may not read, for `auth`
+    app.state.denied_s = {}  # when `auth` noted a refusal to read, by person and path
     errors.install(app, services.metrics.count_error)
     describe(app)
     encoded = cache(lambda: orjson.dumps(app.openapi()))  # once, because strangers may read it

@@ -17,9 +17,8 @@ _STRANGERS = Limits(body_bytes=16 * 1024)
 _FLEET = Limits(body_bytes=2 * MIB)
 _LISTED_LIMIT = 1000
 
-# The routes of devices that enrol or renew.
+# Without a scope: a device that enrols has no certificate yet, and one that renews may show an expired one.
 enrolment_router = APIRouter(tags=["devices"], dependencies=[Depends(known_parameters)])
-# The routes with which operators invite and revoke devices.
 router = APIRouter(tags=["devices"], dependencies=[Depends(scope("fleet")), Depends(known_parameters)])
 
 

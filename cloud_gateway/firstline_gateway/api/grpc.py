@@ -28,7 +28,7 @@ def grpc_server(services: Services) -> GrpcServer:
     """Returns the gateway's gRPC server, which listens once it is started.
 
     Args:
-        services: what calls use.
+        services: the parts of the gateway, some of which calls use.
 
     Raises:
         CapacityError: the address is in use, or does not belong to this machine.

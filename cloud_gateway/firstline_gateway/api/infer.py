@@ -48,7 +48,7 @@ class InferenceApp:
 
     Args:
         control_plane: the framework's application.
-        services: what requests for inference use.
+        services: the parts of the gateway, some of which these requests use.
     """
 
     control_plane: ASGIApp

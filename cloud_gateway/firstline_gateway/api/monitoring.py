@@ -16,9 +16,7 @@ from firstline_gateway.api.services import AuditLogDep, DispatcherDep, MetricsDe
 
 log = logger(__name__)
 
-# The route of the metrics.
 metrics_router = APIRouter(tags=["health"], dependencies=[Depends(metrics_reader), Depends(known_parameters)])
-# The routes of the executors, the store and the webhooks, for operators.
 router = APIRouter(dependencies=[Depends(scope("fleet")), Depends(known_parameters)])
 
 

@@ -17,12 +17,9 @@ from firstline_gateway.api.messages import PAGE, PageLimit, answer, body_of, kno
 from firstline_gateway.api.services import AuditLogDep
 from firstline_gateway.audit_log import EntryFilter
 
-# The routes of the audit log.
 router = APIRouter(tags=["audit"], dependencies=[Depends(scope("fleet")), Depends(known_parameters)])
 # The route of consoles, to which persons sign in.
 sign_in_router = APIRouter(tags=["audit"], dependencies=[Depends(scope("delegate")), Depends(known_parameters)])
-# The route of exports.
-export_router = APIRouter(tags=["audit"], dependencies=[Depends(scope("fleet")), Depends(known_parameters)])
 
 
 @router.get(wire.AUDIT_PATH, openapi_extra=schemas(wire.AuditPage))
@@ -66,7 +63,7 @@ async def note_sign_in(audit_log: AuditLogDep, request: Request, principal: Oper
     return Response(status_code=204)
 
 
-@export_router.post(wire.AUDIT_EXPORT_PATH, openapi_extra=schemas(Head))
+@router.post(wire.AUDIT_EXPORT_PATH, openapi_extra=schemas(Head))
 async def note_export(
     audit_log: AuditLogDep, principal: Operator, since_s: Annotated[float, Query(ge=0)] = 0.0
 ) -> Response:
