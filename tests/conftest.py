@@ -109,14 +109,6 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         missing("there is no .venv-clients: `make clients`")
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport() -> Iterator[pytest.TestReport]:
-    """Leaves out the keywords, which nothing shows: they are most of what a worker sends for each test."""
-    report = yield
-    report.keywords = {}
-    return report
-
-
 def _require_mosquitto() -> None:
     missing("mosquitto is not installed: `apt-get install mosquitto`")
 
