@@ -7,9 +7,9 @@ from support.disk_errors import agent_on_a_failing_disk, errors_at, replacement_
 
 
 def test_failing_writes_of_an_outbox_are_survived() -> None:
-    counts = errors_at(first=1, step=9)
+    counts = errors_at(first=1, step=5)
     assert counts["changes"] > 40
-    assert counts["rounds"] == 4 * len(range(1, counts["changes"] + 1, 9))
+    assert counts["rounds"] == 4 * len(range(1, counts["changes"] + 1, 5))
     assert counts["refusing"] > counts["rounds"] / 4
 
 

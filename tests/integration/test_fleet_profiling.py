@@ -151,7 +151,7 @@ async def test_an_offline_device_measures_and_uploads_a_requested_profile(either
 
 async def test_a_restart_continues_the_measurement(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     with_cores(monkeypatch, 2)
-    monkeypatch.setattr("firstline_core.profile.measure.QUICK_S", 5.0)  # so that it restarts in time
+    monkeypatch.setattr("firstline_core.profile.measure.QUICK_S", 8.0)  # so that it restarts in time
     path = StatePaths(site.settings.state_dir).device_profile_path("two")
     async with site.agent():
         await device_with(site.gateway)
