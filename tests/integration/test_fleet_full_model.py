@@ -285,6 +285,28 @@ async def test_model_without_room_stays_fetched_while_it_is_needed(
     assert set(site.gateway.repository.models) == {NEW}
 
 
+async def test_model_that_loads_for_long_stays_fetched(
+    site: RegistrySite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keeper = keeper_of(site)
+    add, began, may_end = keeper.orders.add, asyncio.Event(), asyncio.Event()
+
+    async def add_slowly(served: ServedModel) -> None:
+        began.set()
+        await may_end.wait()
+        await add(served)
+
+    monkeypatch.setattr(keeper.orders, "add", add_slowly)
+    preparing = asyncio.create_task(keeper.prepare(definition(tmp_path / "new")))
+    await began.wait()
+    keeper.clock = Later(8 * 86_400.0)
+    await keeper.update()
+    assert keeper.fetched.has(NEW)
+    may_end.set()
+    await preparing
+    assert set(site.gateway.repository.models) == {NEW}
+
+
 async def test_replica_without_the_model_answers_503_until_it_is_fetched(site: RegistrySite, tmp_path: Path) -> None:
     await keeper_of(site).prepare(definition(tmp_path / "new"))
     before = site.gateway.settings

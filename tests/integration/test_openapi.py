@@ -64,6 +64,12 @@ def test_an_answer_that_is_not_ready_is_described(document: dict[str, Any], path
     assert "ready" in responses["400"]["content"]["application/json"]["schema"]["required"]
 
 
+@pytest.mark.parametrize("status", ["429", "503", "504"])
+def test_a_refusal_for_now_says_when_to_retry(document: dict[str, Any], status: str) -> None:
+    responses = document["paths"]["/v2/models/{model}/infer"]["post"]["responses"]
+    assert "Retry-After" in resolved(document, responses[status])["headers"]
+
+
 def test_statistics_have_described_fields(document: dict[str, Any]) -> None:
     answer = document["paths"]["/v2/models/stats"]["get"]["responses"]["200"]["content"]["application/json"]
     one = answer["schema"]["properties"]["model_stats"]["items"]

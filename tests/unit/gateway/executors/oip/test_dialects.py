@@ -253,6 +253,7 @@ def test_one_of_several_servers_may_fix_its_rows(served: ServedModel, part: str,
     fixed, model = questions(named(part, shape=[rows, *METADATA[part][0]["shape"][1:]])), made(served)
     assert model.check(fixed) == "" and model.check(questions()) == ""
     assert model.batch == (1 if part == "inputs" else None)
+    assert model.check(questions(config={"dynamic_batching": {}})) == ""  # the bundle allows joined rows
 
 
 def test_a_servers_file_digest_is_compared_with_the_bundle(served: ServedModel) -> None:

@@ -253,6 +253,11 @@ async def test_the_last_server_that_is_not_ejected_stays_available(away: bool) -
         await far.works()
 
 
+async def test_servers_without_a_name_are_not_reported_by_name() -> None:
+    async with site(1) as far:
+        assert far.pool.report().executors == ()
+
+
 async def test_a_server_that_shuts_down_is_left_before_it_is_gone() -> None:
     async with site(2) as far:
         far.servers[0].error = errors.NotReadyError("This gateway is shutting down; send the request again.")
