@@ -73,6 +73,8 @@ async def test_unencodable_publication_is_refused(mosquitto: Broker) -> None:
             await client.publish(Publication("a", b"", expiry_s=2**32))
         assert not client._connection._client._out_messages
         await client.publish(Publication("a", b"", expiry_s=2**32 - 1))
+        with pytest.raises(errors.ProtocolError, match=r"'a/\+' cannot be published: [^.]+\.$"):
+            await client.publish(Publication("a/+", b""))
 
 
 async def test_everything_of_a_publication_arrives(mosquitto: Broker) -> None:
