@@ -72,7 +72,7 @@ class Api:
         reply = self._exchange(method, path, content, params=params, headers=headers)
         try:
             return msgspec.json.decode(reply.body, type=kind)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise ProtocolError(f"{self._url} does not answer as a Firstline gateway: {error}.") from error
 
     def _exchange(

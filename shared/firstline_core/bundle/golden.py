@@ -59,7 +59,7 @@ def read_golden(bundle: Bundle, artefact: Artefact) -> GoldenAnswers:
     path = bundle.file(artefact)
     try:
         return msgspec.json.decode(read_limited(path, LIMIT_BYTES), type=GoldenAnswers)
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise IntegrityError(f"{path} holds no golden answers: {error}.") from error
 
 

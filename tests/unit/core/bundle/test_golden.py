@@ -92,7 +92,15 @@ def test_stored_answers_of_another_form_differ_infinitely(stored: dict[str, list
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"[]", b'{"inputs": [], "outputs": {}}', b'{"inputs": {"x": {"rows": ["%"]}}, "outputs": {}}']
+    "content",
+    [
+        b"",
+        b"[]",
+        b'{"x": ' + b"[" * 60_000,
+        b'{"inputs": [], "outputs": {}}',
+        b'{"inputs": {"x": {"rows": ["%"]}}, "outputs": {}}',
+    ],
+    ids=["empty", "list", "nested", "inputs", "rows"],
 )
 def test_an_invalid_file_is_refused(tmp_path: Path, content: bytes) -> None:
     with pytest.raises(IntegrityError):

@@ -33,7 +33,8 @@ from firstline_core.errors import (
     UnknownModelError,
 )
 from firstline_core.fleet.telemetry import ENDED_LIMIT, GROUPS_LIMIT, DeviceHealth, EndedPromise, Telemetry
-from firstline_core.fleet.twin import LIMIT_BYTES, Brake, Desired, Reported
+from firstline_core.fleet.twin import LIMIT_BYTES, SENTENCE_CHARACTERS, UPDATES, Brake, Desired, Reported, Update
+from firstline_core.fleet.update import UpdateState
 from firstline_core.hardware.kernel_files import Tree
 from firstline_core.hardware.readings import NOTHING_READ, Absent, Measured, Snapshot
 from firstline_core.protocol.mqtt_messages import Message, Topics
@@ -361,6 +362,18 @@ async def test_a_twin_applies_the_desired_state_and_reports_changes(tmp_path: Pa
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
     assert twin().desired == Desired(4, brake=Brake(0.0, "")) and len(applied) == 2  # at once, from the disk
+
+
+async def test_a_report_of_many_failures_is_shortened(tmp_path: Path) -> None:
+    clock, transport = SimulatedClock(), FakeTransport()
+    failed = Update("m", 1, UpdateState.FAILED, message="\0" * SENTENCE_CHARACTERS)
+    long = Reported("-", 0, updates=(failed,) * UPDATES)
+    assert len(msgspec.json.encode(long)) > LIMIT_BYTES
+    running = asyncio.create_task(member_of(tmp_path, clock, transport, FakeWork(), lambda *_: long).run())
+    await until(lambda: transport.reports)
+    assert len(msgspec.json.encode(transport.reports[0])) <= LIMIT_BYTES
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
 
 
 async def test_a_clock_that_was_ahead_blocks_only_one_hour(tmp_path: Path) -> None:

@@ -41,6 +41,15 @@ def test_an_answer_within_the_limit_is_read() -> None:
         assert fleet.braked() is None
 
 
+@pytest.mark.parametrize(
+    "content", [b"<html>", b'{"brake": "\xff"}', b'{"x": ' + b"[" * 60_000], ids=["page", "text", "deep"]
+)
+def test_an_answer_of_another_server_is_refused(content: bytes) -> None:
+    answer = httpx.Response(200, content=content)
+    with fleet_at(answer) as fleet, pytest.raises(ProtocolError, match="does not answer as a Firstline gateway"):
+        fleet.braked()
+
+
 def test_an_error_within_the_limit_is_read() -> None:
     with fleet_at(httpx.Response(503, content=b'{"code": "store_unavailable"}')) as fleet:
         with pytest.raises(FirstlineError) as raised:
