@@ -96,7 +96,7 @@ def test_stored_answers_of_another_form_differ_infinitely(stored: dict[str, list
     [
         b"",
         b"[]",
-        b'{"x": ' + b"[" * 60_000,
+        b'{"outputs": {"edge": {"x": ' + b"[" * 60_000,
         b'{"inputs": [], "outputs": {}}',
         b'{"inputs": {"x": {"rows": ["%"]}}, "outputs": {}}',
     ],

@@ -176,8 +176,11 @@ async def test_a_second_alarm_tightens_further_and_never_loosens(scene: Scene) -
     feed(scene, *WORSE)
     monitored = scene.monitored
     first, cause = monitored.threshold, monitored.record.state.cause
+    below = Sample(monitored.key, "m", "3", 0.0, 0.9, 1, 1.0, kept=True)
     for _ in range(30):
         audited(scene, 0.96, 0)
+        for _ in range(30):
+            scene.certificates.audited(monitored, below, threshold=0.8)  # drawn before the alarm
     assert monitored.threshold > first == 0.96
     assert monitored.record.state.cause == cause
 

@@ -42,7 +42,9 @@ def test_an_answer_within_the_limit_is_read() -> None:
 
 
 @pytest.mark.parametrize(
-    "content", [b"<html>", b'{"brake": "\xff"}', b'{"x": ' + b"[" * 60_000], ids=["page", "text", "deep"]
+    "content",
+    [b"<html>", b'{"brake": {"escalations_per_hour": 1, "reason": "\xff"}}', b'{"x": ' + b"[" * 60_000],
+    ids=["page", "text", "deep"],
 )
 def test_an_answer_of_another_server_is_refused(content: bytes) -> None:
     answer = httpx.Response(200, content=content)
