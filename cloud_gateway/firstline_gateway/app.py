@@ -323,9 +323,20 @@ class Gateway:
         Args:
             limits: of connections.
         """
+        app = InferenceApp(
+            self.control_plane(),
+            self.plane,
+            self.files,
+            self.jobs,
+            self.identity,
+            overload=self.overload,
+            bodies=self.bodies,
+            metrics=self.metrics,
+            clock=self.clock,
+        )
         tls = self.identity.tls
         return HttpServer(
-            with_cors(InferenceApp(self.control_plane(), self), self.settings.api.cors_origins),
+            with_cors(app, self.settings.api.cors_origins),
             limits=limits,
             clock=self.clock,
             tls=tls.context if tls is not None else None,
@@ -348,7 +359,15 @@ class Gateway:
                 f"grpc.enabled is set, but the package '{error.name}' is not installed; install "
                 "firstline[gateway,grpc]."
             ) from error
-        server = grpc_server(self)
+        server = grpc_server(
+            self.settings,
+            self.plane,
+            self.identity,
+            overload=self.overload,
+            bodies=self.bodies,
+            metrics=self.metrics,
+            clock=self.clock,
+        )
         log.info("listening for gRPC", port=server.port)
         return server
 

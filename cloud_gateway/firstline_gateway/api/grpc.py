@@ -8,35 +8,53 @@ from functools import lru_cache, partial
 
 import grpc
 
+from firstline_core.clock import Clock
 from firstline_core.errors import FirstlineError, QueueFullError
 from firstline_core.protocol.grpc.server import GrpcServer, peer_address
 from firstline_core.protocol.grpc.service import INFER, OPERATE, Caller, CallHooks, Context, InferenceService
+from firstline_core.protocol.http import BodyBudget
 from firstline_core.protocol.sockets import host_and_port
+from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_gateway.api import persons
 from firstline_gateway.api.auth import caller_of, check_scope
-from firstline_gateway.api.overload import client_key, overloaded
-from firstline_gateway.api.services import Services
+from firstline_gateway.api.overload import OverloadGuard, client_key, overloaded
 from firstline_gateway.identity.client_certificate import ClientCertificate
 from firstline_gateway.identity.identity import IdentityService
 from firstline_gateway.identity.tls import ServerFiles, ServerTls
+from firstline_gateway.serving.data_plane import GatewayDataPlane
+from firstline_gateway.settings.settings import Settings
 from firstline_gateway.telemetry.journal import record
 
 _SCOPES = {INFER: "infer", OPERATE: "fleet"}
 
 
-def grpc_server(services: Services) -> GrpcServer:
+def grpc_server(
+    settings: Settings,
+    plane: GatewayDataPlane,
+    identity: IdentityService,
+    *,
+    overload: OverloadGuard,
+    bodies: BodyBudget,
+    metrics: RequestMetrics,
+    clock: Clock,
+) -> GrpcServer:
     """Returns the gateway's gRPC server, which listens once it is started.
 
     Args:
-        services: the parts of the gateway, some of which calls use.
+        settings: the address and the limits.
+        plane: answers requests.
+        identity: authenticates callers.
+        overload: refuses requests that are not read.
+        bodies: limits the bytes of requests in memory.
+        metrics: counts the outcomes.
+        clock: measures durations.
 
     Raises:
         CapacityError: the address is in use, or does not belong to this machine.
     """
-    settings, identity, overload, clock = services.settings, services.identity, services.overload, services.clock
 
     def note(model: str, principal: str, seconds: float, error: FirstlineError | None) -> None:
-        record(services.metrics, transport="grpc", model=model, principal=principal, seconds=seconds, error=error)
+        record(metrics, transport="grpc", model=model, principal=principal, seconds=seconds, error=error)
 
     def unread(context: Context) -> FirstlineError | None:
         if overload.refuses(partial(_client_key, identity, context), clock.monotonic_s()):
@@ -49,9 +67,9 @@ def grpc_server(services: Services) -> GrpcServer:
 
     tls = identity.tls
     authorize = partial(_authorize, identity, CallPlaces(settings.grpc.calls_limit))
-    hooks = CallHooks(authorize, services.bodies.share, note, unread, no_room)
+    hooks = CallHooks(authorize, bodies.share, note, unread, no_room)
     return GrpcServer(
-        InferenceService(services.plane, hooks, clock=clock),
+        InferenceService(plane, hooks, clock=clock),
         host_and_port(settings.api.host.strip("[]"), settings.grpc.port),
         body_limit_bytes=settings.limits.body_bytes,
         calls_limit=settings.grpc.calls_limit,

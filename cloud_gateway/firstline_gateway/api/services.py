@@ -1,4 +1,4 @@
-"""The parts of a gateway that its API uses, and the dependencies by which routes of the control plane get them.
+"""The services that routes of the control plane use, and the dependencies by which each route gets its own.
 
 A route names the services that it needs: `async def read_brake(fleet: FleetDep)`.
 """
@@ -10,11 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 from fastapi import Depends, Request
 
-from firstline_core.clock import Clock
 from firstline_core.file_route import FileRoute
-from firstline_core.protocol.http import BodyBudget
 from firstline_core.telemetry.metrics import RequestMetrics
-from firstline_gateway.api.overload import OverloadGuard
 from firstline_gateway.contracts.monitor import ContractMonitor
 from firstline_gateway.executors.dispatch.dispatcher import Dispatcher
 from firstline_gateway.fleet.fleet import Fleet
@@ -37,11 +34,9 @@ else:
 
 
 class Services(Protocol):
-    """The parts of a gateway that its API uses; the control plane has them in the state of its application."""
+    """What a gateway gives to the routes of its control plane, in the state of the application."""
 
     audit_log: AuditLog
-    bodies: BodyBudget
-    clock: Clock
     contracts: ContractMonitor
     dispatcher: Dispatcher
     files: FileRoute
@@ -49,7 +44,6 @@ class Services(Protocol):
     identity: IdentityService
     jobs: Jobs
     metrics: RequestMetrics
-    overload: OverloadGuard
     plane: GatewayDataPlane
     profiles: Profiles
     registry: Registry | None

@@ -17,7 +17,17 @@ def app_of(gateway: Gateway) -> InferenceApp:
     async def control_plane(*_: object) -> None:
         raise NotImplementedError
 
-    return InferenceApp(control_plane, gateway)
+    return InferenceApp(
+        control_plane,
+        gateway.plane,
+        gateway.files,
+        gateway.jobs,
+        gateway.identity,
+        overload=gateway.overload,
+        bodies=gateway.bodies,
+        metrics=gateway.metrics,
+        clock=gateway.clock,
+    )
 
 
 def scope_of(model: str, info: RequestInfo) -> dict[str, Any]:
