@@ -62,15 +62,15 @@ INFER_FILE = file_infer(["auto", "edge", "cloud"], ["any", "local_only"], EVENT_
 LIVE = get("health", "Is the process up? Needs no token.", open_to_all=True)
 READY = get("health", "Does it accept requests? 400 while it does not.", open_to_all=True)
 _OBJECTS: dict[str, Any] = {"type": "array", "items": ANY_OBJECT}
-_MAY_LACK: dict[str, Any] = {**ANY_OBJECT, "type": ["object", "null"]}
-_STATUS: dict[str, tuple[dict[str, Any], str]] = {
+_OBJECT_OR_NULL: dict[str, Any] = {**ANY_OBJECT, "type": ["object", "null"]}
+_STATUS_FIELDS: dict[str, tuple[dict[str, Any], str]] = {
     "device_id": ({"type": "string"}, "Name of the device."),
     "version": ({"type": "string"}, "Version of the agent."),
     "ready": ({"type": "boolean"}, "Whether it accepts requests."),
     "uptime_s": ({"type": "number"}, "Seconds since its start."),
     "models": (_OBJECTS, "Each model: its version, variant, threshold, certificate and problem."),
     "problems": (_OBJECTS, "What is wrong, in a sentence each, and the file or folder concerned."),
-    "identity": (_MAY_LACK, "The device's certificate; null for a device that has not joined."),
+    "identity": (_OBJECT_OR_NULL, "The device's certificate; null for a device that has not joined."),
     "links": (ANY_OBJECT, "The links to the gateway by name: state, traffic and times."),
     "outbox": (ANY_OBJECT, "Number and size of the promises that wait."),
     "cache": (ANY_OBJECT, "Number and size of the cached results."),
@@ -78,13 +78,13 @@ _STATUS: dict[str, tuple[dict[str, Any], str]] = {
     "budgets": (_OBJECTS, "Each budget, and how much of it is spent."),
     "conditions": (ANY_OBJECT, "Battery, heat and whether the link is metered, which change the costs."),
     "hardware": (ANY_OBJECT, "The latest readings of the sensors."),
-    "fleet": (_MAY_LACK, "Updates, configuration and brake; null for a device outside of a fleet."),
+    "fleet": (_OBJECT_OR_NULL, "Updates, configuration and brake; null for a device outside of a fleet."),
 }
 STATUS = get("health", "State of the agent: models, links, cache, outbox, budgets.")
 STATUS["responses"]["200"]["content"][JSON]["schema"] = {
     "type": "object",
-    "required": list(_STATUS),
-    "properties": {name: {**schema, "description": text} for name, (schema, text) in _STATUS.items()},
+    "required": list(_STATUS_FIELDS),
+    "properties": {name: {**schema, "description": text} for name, (schema, text) in _STATUS_FIELDS.items()},
 }
 ALL_STATISTICS = get("models", "Numbers and durations of runs of every model, in Triton's format.")
 LOAD = _change("Reload the bundles of a model; from the device itself.")
