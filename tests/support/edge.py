@@ -24,7 +24,7 @@ from firstline_core.ids import new_request_id
 from firstline_core.processing.decoding import FileDecoding
 from firstline_core.processing.steps import InputSpec, ModelInput
 from firstline_core.routing import policy
-from firstline_core.routing.certificate import Histogram
+from firstline_core.routing.certificate import GroupCertificate, Histogram
 from firstline_core.storage.artefact import Artefact
 from firstline_core.tasks.base import DeclaredOutputs
 from firstline_core.tasks.classification import Classification
@@ -224,6 +224,7 @@ class Scene:
         cache: ResultCache | None = None,
         certified: float | None = None,
         events: Mapping[str, float] | None = None,
+        groups: Mapping[str, GroupCertificate] | None = None,
         hedge: HedgeSection | None = None,
         histogram: Histogram | None = None,
         audit: AuditSection | None = None,
@@ -239,6 +240,8 @@ class Scene:
         certificate = None
         if certified is not None:
             promise = about_events(events) if events is not None else {}
+            if groups is not None:
+                promise = {"by": "class", "groups": groups}
             variant = with_certificate(described.edge[0], described, certified, histogram=histogram, **promise)
             certificate = variant.certificate
         self.workers = Workers(1, queue_limit, clock)

@@ -17,7 +17,7 @@ from support.waiting import until
 from firstline_core.clock import SimulatedClock
 from firstline_core.errors import LinkDownError
 from firstline_core.routing import audit, policy
-from firstline_core.routing.certificate import Histogram
+from firstline_core.routing.certificate import GroupCertificate, Histogram
 from firstline_core.tasks.classification import Classification
 from firstline_core.types import PROBABILITIES, ContractNotice, Privacy, Reason, Route, Tensor, Tier, Wait
 from firstline_edge.audits.audit_sender import Audit
@@ -28,6 +28,7 @@ from firstline_edge.requests.context import Row, content_digests, result_key
 from firstline_edge.settings.settings import AuditSection
 
 ALL = AuditSection(per_hour=1e9, bytes_per_hour=1e12, max_share=1.0, spacing_s=0.0)
+BY_CLASS = {"yes": GroupCertificate(0.8, 300, 0.8, 0.04), "no": GroupCertificate(0.9, 300, 0.8, 0.04)}
 BINS = Histogram((0.7, 0.9), (0.2, 0.3, 0.5))
 
 MakeScene = Callable[..., Scene]
@@ -318,6 +319,24 @@ async def test_denied_and_granted_escalations_are_sampled_alike(make_scene: Make
     scene.budgets.ample = False
     await scene.infer(0.92)
     assert monitored.record.drawn == 2
+
+
+async def test_answers_are_audited_from_the_threshold_of_their_class(make_scene: MakeScene) -> None:
+    scene = make_scene(groups=BY_CLASS)
+    for value in (0.85, 0.15, 0.05):  # yes, and no below and above its threshold
+        await scene.infer(value)
+    await ended(scene, 2)
+    assert scene.monitored.record.drawn == 2
+    audited = [rows for rows, sent in zip(scene.sent_rows, scene.cloud.requests, strict=True) if sent.audit is not None]
+    assert sorted(audited) == [[0.05], [0.85]]
+
+
+async def test_escalations_below_a_class_threshold_need_no_quota(make_scene: MakeScene) -> None:
+    scene = make_scene(msgspec.structs.replace(ALL, escalations_per_hour=1.0), groups=BY_CLASS)
+    scene.monitored.record.state = CertificateState("broken_on_device", tightened=0.97)
+    scene.monitored.quota = 0.0
+    reasons = [answer_of(await scene.infer(value)).reason for value in (0.85, 0.15)]
+    assert reasons == [Reason.BUDGET, Reason.UNCERTAIN]
 
 
 async def test_the_auditor_keeps_the_budget_of_audits(make_scene: MakeScene) -> None:
