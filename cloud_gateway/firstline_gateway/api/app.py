@@ -61,7 +61,7 @@ def create_app(services: Services) -> FastAPI:
     """Returns the framework's application; `GET /openapi.json` describes it.
 
     Args:
-        services: what the routes use; they find it in the state of the application.
+        services: the services of the routes, which read them from the state of the application.
     """
     app = FastAPI(
         title="Firstline gateway",

@@ -34,7 +34,7 @@ else:
 
 
 class Services(Protocol):
-    """What a gateway gives to the routes of its control plane, in the state of the application."""
+    """The services of a gateway that the state of its application holds for the routes."""
 
     audit_log: AuditLog
     contracts: ContractMonitor
