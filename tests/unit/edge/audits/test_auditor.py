@@ -4,7 +4,6 @@ import asyncio
 import itertools
 import random
 from collections.abc import AsyncIterator, Callable, Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -399,7 +398,6 @@ async def test_audits_of_each_source_keep_their_spacing(make_scene: MakeScene) -
 
 BURSTS = ((30.0, 2.0), (30.0, 0.1))
 """Seconds, and answers per second: of 21 answers, 20 are from a burst."""
-CYCLES = 60
 
 
 def rate_at(clock: SimulatedClock, **settings: Any) -> AuditRate:
@@ -409,11 +407,11 @@ def rate_at(clock: SimulatedClock, **settings: Any) -> AuditRate:
     return rate
 
 
-def drawn_in_bursts(seed: int, per_hour: float) -> Iterator[tuple[int, float]]:
+def drawn_in_bursts(seed: int, cycles: int, **settings: Any) -> Iterator[tuple[int, float]]:
     """Yields the phase of each audit of one source whose bursts and quiet times alternate, and its propensity."""
     clock, rng = SimulatedClock(), random.Random(seed)
-    rate = rate_at(clock, spacing_s=10.0, max_share=0.1, per_hour=per_hour)
-    for _ in range(CYCLES):
+    rate = rate_at(clock, **settings)
+    for _ in range(cycles):
         for phase, (lasts_s, per_s) in enumerate(BURSTS):
             for _ in range(round(lasts_s * per_s)):
                 clock._now_s += 1 / per_s
@@ -423,20 +421,20 @@ def drawn_in_bursts(seed: int, per_hour: float) -> Iterator[tuple[int, float]]:
                     yield phase, propensity
 
 
-@cache
-def runs_of_bursts(per_hour: float) -> list[list[tuple[int, float]]]:
-    return [list(drawn_in_bursts(seed, per_hour)) for seed in range(30, 60)]
+@pytest.fixture(scope="module")
+def bursts() -> list[list[tuple[int, float]]]:
+    return [list(drawn_in_bursts(seed, 60, spacing_s=10.0, max_share=0.1)) for seed in range(30)]
 
 
 @pytest.mark.parametrize(
     ("risks", "share_of_alarms"), [((0.0, 0.953), (0.0, 0.05)), ((0.12, 0.953), (0.95, 1.0))], ids=["holds", "broken"]
 )
 def test_audits_of_bursts_alarm_only_if_the_promise_is_broken(
-    risks: tuple[float, float], share_of_alarms: tuple[float, float]
+    bursts: list[list[tuple[int, float]]], risks: tuple[float, float], share_of_alarms: tuple[float, float]
 ) -> None:
     """The answers of bursts and of quiet times differ in risk: 4.54 % of all are wrong, or 16 %."""
     rng, alarms = random.Random(2), list[bool]()
-    for drawn in runs_of_bursts(1e9):
+    for drawn in bursts:
         for _ in range(10):
             state = audit.begin(0.05)
             for phase, _ in drawn:
@@ -448,10 +446,11 @@ def test_audits_of_bursts_alarm_only_if_the_promise_is_broken(
 
 @pytest.mark.parametrize("per_hour", [1e9, 200.0])
 def test_bursts_and_quiet_times_are_audited_in_proportion_to_their_answers(per_hour: float) -> None:
-    runs, weights = runs_of_bursts(per_hour), [0.0, 0.0]
-    for phase, propensity in itertools.chain.from_iterable(runs):
-        weights[phase] += 1 / propensity
-    answers = [CYCLES * len(runs) * lasts_s * per_s for lasts_s, per_s in BURSTS]
+    cycles, runs, weights = 40, 60, [0.0, 0.0]
+    for seed in range(runs):
+        for phase, propensity in drawn_in_bursts(seed, cycles, spacing_s=10.0, max_share=0.1, per_hour=per_hour):
+            weights[phase] += 1 / propensity
+    answers = [cycles * runs * lasts_s * per_s for lasts_s, per_s in BURSTS]
     assert weights == pytest.approx(answers, rel=0.1)
     assert weights[1] / sum(weights) == pytest.approx(1 / 21, rel=0.1)
 
