@@ -12,7 +12,6 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
-from support.forks import run_forked
 
 from firstline_core.command_line import Parser, run_with_output
 from firstline_edge.cli import parser as edge
@@ -223,42 +222,41 @@ def test_the_failure_of_another_file_is_not_taken_for_that_of_stdout(error: OSEr
     assert raised.value is error
 
 
-def test_json_is_valid_whatever_the_encoding_of_stdout(tmp_path: Path) -> None:
-    encodings = ("ascii", "iso8859-7", "utf-8")
+@pytest.mark.parametrize("encoding", ["ascii", "iso8859-7", "utf-8"])
+def test_json_is_valid_whatever_the_encoding_of_stdout(tmp_path: Path, encoding: str) -> None:
     empty = tmp_path / "\u00e9 \u4e2d \U0001f600.png"
     empty.touch()
-    script = f"""
-import sys
-from firstline.__main__ import main
-sys.argv[0] = "firstline"
-for encoding in {encodings}:
-    file = sys.stdout = open(encoding, "w", encoding=encoding)  # to which the command writes in its own way
-    main()
-"""
     line = ["infer", "digits", str(empty), "--url", "http://127.0.0.1:9", "-o", "json"]
-    found = subprocess.run([sys.executable, "-c", script, *line], cwd=tmp_path, capture_output=True, check=False)
-    for encoding in encodings:
-        assert json.loads((tmp_path / encoding).read_bytes())["file"] == str(empty), found.stderr
+    environment = os.environ | {"PYTHONIOENCODING": encoding}
+    command = [sys.executable, "-m", "firstline", *line]
+    found = subprocess.run(command, env=environment, capture_output=True, check=False)
+    assert json.loads(found.stdout)["file"] == str(empty), found.stderr
 
 
-def test_an_argument_that_is_not_text_is_named() -> None:
+def test_an_argument_that_is_not_text_is_named(tmp_path: Path) -> None:
     environment = os.environ | {"FIRSTLINE_GATEWAY": "http://127.0.0.1:9", "FIRSTLINE_TOKEN": "x"}
-    found = run_forked("firstline", "rollout", "get", os.fsdecode(b"r\xff"), environ=environment)
+    found = subprocess.run(
+        [sys.executable, "-m", "firstline", "rollout", "get", b"r\xff"],
+        env=environment,
+        capture_output=True,
+        check=False,
+    )
     assert found.returncode == 2
-    assert found.stderr.startswith("'r\\udcff' is not text in UTF-8")
+    assert found.stderr.startswith(b"'r\\udcff' is not text in UTF-8")
 
 
 @pytest.mark.parametrize("package", ["firstline_edge", "firstline_gateway"])
 def test_a_first_configuration_may_have_any_name_that_the_disk_takes(tmp_path: Path, package: str) -> None:
-    def init(name: bytes) -> subprocess.CompletedProcess[str]:
-        return run_forked(package, "init", "--config", os.fsdecode(name), cwd=tmp_path)
+    def init(name: bytes) -> subprocess.CompletedProcess[bytes]:
+        command = [sys.executable, "-m", package, "init", "--config", name]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, check=False)
 
     named = init(b"caf\xe9.toml")
-    assert named.returncode == 0 and "caf\\udce9.toml" in named.stdout
+    assert named.returncode == 0 and b"caf\\udce9.toml" in named.stdout
     assert (tmp_path / "caf\udce9.toml").is_file()
     again, long = init(b"caf\xe9.toml"), init(b"x" * 300)
     assert (again.returncode, long.returncode) == (2, 2)
-    assert "exists and was not changed" in again.stderr and "File name too long" in long.stderr
+    assert b"exists and was not changed" in again.stderr and b"File name too long" in long.stderr
 
 
 _LOADING = """if True:
