@@ -1,6 +1,7 @@
 """Profiles measured by real runs of small models; the first of them in a process of its own."""
 
 import dataclasses
+import shutil
 import time
 from pathlib import Path
 
@@ -103,10 +104,13 @@ class TestMeasuring:
         assert read_profile(path) == measured
         assert measured.fingerprint == measured.hardware.fingerprint
 
-    def test_a_second_run_measures_only_missing_points(self, measured: Profile, bundle: Bundle, path: Path) -> None:
+    def test_a_second_run_measures_only_missing_points(
+        self, measured: Profile, bundle: Bundle, path: Path, tmp_path: Path
+    ) -> None:
         reports: list[tuple[int, int, str]] = []
+        copy = Path(shutil.copy(path, tmp_path))
         again = measure_profile(
-            bundle, path, dataclasses.replace(ONE, variants=("small", "large")), machine="bench",
+            bundle, copy, dataclasses.replace(ONE, variants=("small", "large")), machine="bench",
             progress=lambda done, total, what: reports.append((done, total, what)),
         )  # fmt: skip
         assert reports == [(0, 1, "large, threads 1, batch 1"), (1, 1, "")]
