@@ -1,6 +1,7 @@
 """A fleet moves between full models: a real gateway serves both, and the move itself escalates nothing."""
 
 import asyncio
+import dataclasses
 import hashlib
 import itertools
 import shutil
@@ -281,6 +282,9 @@ async def test_model_without_room_stays_fetched_while_it_is_needed(
     await keeper.update()
     assert not keeper.fetched.has(NEW)
     await prepare_without_room()
+    again = dataclasses.replace(keeper, retire_after_s=0.0)
+    await again.update()  # as after a restart
+    assert not keeper.fetched.has(NEW)
     await keeper.prepare(definition(tmp_path / "new"))
     assert set(site.gateway.repository.models) == {NEW}
 

@@ -46,6 +46,11 @@ class FetchedBundles:
     def has(self, key: ModelKey) -> bool:
         return (self.path(key) / MANIFEST_NAME).exists()
 
+    def keys(self) -> list[ModelKey]:
+        """Returns the versions that are here; blocks."""
+        names = (manifest.parent.name.rpartition("@") for manifest in self.folder.glob(f"[!.]*@*/{MANIFEST_NAME}"))
+        return [ModelKey(name, int(version)) for name, _, version in names if version.isdecimal()]
+
     async def fetch(self, bundle: ListedBundle) -> Path:
         """Brings a version here, checked file by file.
 

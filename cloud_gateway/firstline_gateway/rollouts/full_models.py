@@ -149,7 +149,10 @@ class FullModels:
                     log.error("full model not served", model=key.name, version=key.version, error=error.message)
                 self._failures[key] = error.message
         self.repository.pending.offer(self._signed - self._failures.keys())
-        for key in [key for key in {*self.repository.models, *self._needed_s} if self._is_fetched(key)]:
+        for key in await asyncio.to_thread(self.fetched.keys):
+            served = self.repository.models.get(key)
+            if served is not None and served.path != self.fetched.path(key):
+                continue  # the operator's own
             if key in keys or key in self._fetches:
                 self._needed_s[key] = now_s
             elif now_s - self._needed_s.setdefault(key, now_s) >= self.retire_after_s:
@@ -163,11 +166,6 @@ class FullModels:
             self._signed = {key for key, manifest in manifests.items() if manifest.custom.get("full_digest")}
             self._signed_version = found.version
             self.repository.pending.offer(self._signed - self._failures.keys())
-
-    def _is_fetched(self, key: ModelKey) -> bool:
-        """Returns whether a version that is served, or has no room in memory, is in the folder of fetched bundles."""
-        served = self.repository.models.get(key)
-        return self.fetched.has(key) if served is None else served.path == self.fetched.path(key)
 
     async def _listed(self, key: ModelKey) -> ListedBundle:
         return find_bundle((await self.catalogue.current()).bundles.get(key, {}), *key)
@@ -197,6 +195,7 @@ class FullModels:
             raise
         except FirstlineError:
             await asyncio.to_thread(self.fetched.remove, key)
+            self._needed_s.pop(key, None)
             raise
         log.info("full model served for the fleet", model=key.name, version=key.version, digest=served.digest)
 
